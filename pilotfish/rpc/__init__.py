@@ -1,0 +1,1 @@
+"""What every gRPC process shares: server bootstrap, channel options, status mapping, array codec."""

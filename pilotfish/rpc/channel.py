@@ -1,0 +1,29 @@
+"""Options of every channel and server, in one place so that both ends agree."""
+
+from __future__ import annotations
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 << 20
+CHUNK_BYTES = 1 << 20  # bulk is cut to this, so that it never holds up a step for long
+
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """An asyncio channel to ``host:port``; connects when first used."""
+    return grpc.aio.insecure_channel(address, options=OPTIONS)
+
+
+def connect_blocking(address: str) -> grpc.Channel:
+    """A blocking channel to ``host:port``; connects when first used."""
+    return grpc.insecure_channel(address, options=OPTIONS)
