@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, listen: str, service: str, add: AddServices) -> None:
         self._server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._service = service
         add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -45,7 +45,7 @@ def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
         error: raised by a grpc or grpc.aio call.
         peer: address called, named in the message when nobody answers.
     """
-    code, details = error.code(), error.details() or "no details"  # type: ignore[attr-defined]
+    code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.UnavailableError(f"{peer}: {details}")
     return _ERRORS.get(code, errors.InternalError)(details if code in _ERRORS else f"{code.name}: {details}")

@@ -1,0 +1,36 @@
+# `make` alone lists what there is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Written last, so that an install that failed or is out of date is done again.
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint protos
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Make .venv and install Pilotfish with its tools (PYTHON=python3.12 chooses the interpreter)
+
+demo: $(INSTALLED) ## Start all services on SmolLM2-135M, answer, and measure with and without the draft
+	$(BIN)/pilotfish demo
+
+test: $(INSTALLED) ## Run every test (ARGS="-k client" runs some)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+protos: $(INSTALLED) ## Generate pilotfish/v1 again after a .proto has changed
+	$(BIN)/python hatch_build.py
+
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(shell find protos -name '*.proto')
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "Pilotfish needs Python 3.11, 3.12 or 3.13; try: make setup PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@

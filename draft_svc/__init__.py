@@ -1,0 +1,1 @@
+"""A draft replica: any method that proposes tokens, behind one stream of steps."""

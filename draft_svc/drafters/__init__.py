@@ -1,0 +1,87 @@
+"""Drafting methods by name; the heavy imports happen when one is made.
+
+A method is one file with one ``Drafter``. It gets validated steps on the model thread and keeps
+nothing about rows beyond what their pages hold.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pilotfish.errors import InvalidArgumentError
+from pilotfish.steps import DraftStep, Floats, Ints, ProposalKind, Supports, empty_floats, empty_ints
+
+if TYPE_CHECKING:
+    from draft_svc.server import DraftConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What an orchestrator is told about a drafter; fields as in ``StreamOpened``."""
+
+    model_id: str
+    weights_hash: str
+    tokenizer_hash: str
+    vocab_size: int
+    max_len: int
+    features: tuple[str, ...] = ()
+    feature_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """What a drafter proposes for the rows of a step; fields as in ``DraftResult``."""
+
+    node_counts: Ints
+    token_ids: Ints
+    parents: Ints = field(default_factory=empty_ints)
+    supports: Supports = field(default_factory=Supports)
+    support_probs: Floats = field(default_factory=empty_floats)
+
+
+class Drafter(ABC):
+    """A drafting method with its pages. One thread makes all calls."""
+
+    kinds: tuple[ProposalKind, ...]
+    """Ways in which it can propose."""
+
+    @property
+    @abstractmethod
+    def info(self) -> DrafterInfo:
+        """Its name and limits; never changes."""
+
+    @abstractmethod
+    def propose(self, step: DraftStep) -> Proposals:
+        """Caches the step's committed tokens and proposes from their end.
+
+        Args:
+            step: checked against the grant and against ``kinds``.
+        """
+
+
+def _model(config: DraftConfig) -> Drafter:
+    from draft_svc.drafters.model import ModelDrafter
+    from pilotfish.runtime.loading import load_model
+
+    if config.model is None:
+        raise InvalidArgumentError("model is missing; the drafter `model` needs --model FOLDER")
+    model = load_model(config.model, dtype=config.dtype, device=config.device, layers=config.layers, name=config.name)
+    return ModelDrafter(model, pages=config.pages, page_size=config.page_size, max_len=config.max_len)
+
+
+DRAFTERS: dict[str, Callable[[DraftConfig], Drafter]] = {"model": _model}
+
+
+def create_drafter(config: DraftConfig) -> Drafter:
+    """Makes the drafter that ``config.drafter`` names.
+
+    Raises:
+        InvalidArgumentError: if there is none of that name, or it cannot run as configured.
+        NotFoundError: if its model is missing.
+    """
+    if config.drafter not in DRAFTERS:
+        raise InvalidArgumentError(f"drafter is {config.drafter!r}; known are {', '.join(sorted(DRAFTERS))}")
+    return DRAFTERS[config.drafter](config)

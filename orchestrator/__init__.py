@@ -1,0 +1,1 @@
+"""The orchestrator: steps draft and target in lockstep; CPU only, no torch."""

@@ -1,0 +1,100 @@
+"""From what a client sent to a request: defaults filled in, every range checked and named."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.acceptance import Rule
+from orchestrator.core.requests import Params, Request
+from pilotfish.errors import InvalidArgumentError
+from pilotfish.steps import require
+
+MAX_STOPS = 16
+MAX_DRAFT_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asked for; None where it said nothing. Meanings as in generation.proto."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    acceptance: Rule | None = None
+    draft_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the server does where a client says nothing."""
+
+    draft_length: int
+    acceptance: Rule
+    end_token_ids: frozenset[int]
+    max_tokens: int = 64
+
+
+def admit(request_id: str, prompt: list[int], asked: Asked, defaults: Defaults) -> Request:
+    """A request that is sound in itself; whether it fits the target is for the scheduler to say.
+
+    Raises:
+        InvalidArgumentError: naming field, value and limit.
+    """
+    require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
+    ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
+    params = Params(
+        max_tokens=_at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1),
+        temperature=_number("temperature", asked.temperature, 0.0),
+        top_k=_at_least("top_k", asked.top_k, 0, 0),
+        top_p=_number("top_p", asked.top_p, 1.0, high=1.0, open_low=True),
+        min_p=_number("min_p", asked.min_p, 0.0, high=1.0),
+        seed=secrets.randbits(64) if asked.seed is None else asked.seed,
+        rule=_rule(asked, defaults),
+        draft_length=_draft_length(asked, defaults),
+        end_token_ids=ends,
+    )
+    _check_stops(asked.stop)
+    return Request(request_id, np.array(prompt, np.int32), params)
+
+
+def _rule(asked: Asked, defaults: Defaults) -> Rule:
+    if asked.acceptance is not None:
+        return asked.acceptance
+    is_function_of_seed = not asked.temperature or asked.seed is not None
+    return Rule.MATCH if is_function_of_seed else defaults.acceptance
+
+
+def _draft_length(asked: Asked, defaults: Defaults) -> int:
+    length = _at_least("draft_length", asked.draft_length, defaults.draft_length, 0)
+    require(length <= MAX_DRAFT_LENGTH, "draft_length", length, f"must be at most {MAX_DRAFT_LENGTH}")
+    return length
+
+
+def _at_least(name: str, value: int | None, default: int, low: int) -> int:
+    value = default if value is None else value
+    require(value >= low, name, value, f"must be at least {low}")
+    return value
+
+
+def _number(name: str, value: float | None, default: float, high: float = math.inf, open_low: bool = False) -> float:
+    value = default if value is None else value
+    allowed = f"{'(' if open_low else '['}0, {high:g}{')' if math.isinf(high) else ']'}"
+    fits = math.isfinite(value) and (value > 0 or (value == 0 and not open_low)) and value <= high
+    require(fits, name, f"{value:g}", f"must be in {allowed}")
+    return value
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    require(len(stops) <= MAX_STOPS, "stop", f"{len(stops)} texts", f"at most {MAX_STOPS} are allowed")
+    if "" in stops:
+        raise InvalidArgumentError(f"stop[{stops.index('')}] is empty; a stop text has at least one character")

@@ -1,0 +1,99 @@
+"""Chat templates: a conversation as the text that a model was trained on.
+
+A template is Jinja text that comes with the checkpoint and is not trusted: it runs in Jinja's
+sandbox. What it may use is what Hugging Face documents for ``apply_chat_template``, so that the same
+folder gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Args:
+        source: Jinja text.
+        special_tokens: variables such as ``bos_token`` and their texts.
+
+    Raises:
+        FailedPreconditionError: if the template is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise FailedPreconditionError(
+                f"the model's chat template is broken (line {error.lineno}: {error}); use a plain prompt"
+            ) from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The conversation as text, special tokens written out.
+
+        Args:
+            messages: each with "role" and "content".
+            add_generation_prompt: ends with the beginning of the assistant's answer.
+
+        Raises:
+            InvalidArgumentError: if there is no message, or the template refuses them.
+        """
+        if not messages:
+            raise InvalidArgumentError("messages is empty; give at least one message")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise InvalidArgumentError(f"messages do not fit the model's chat template: {error}") from error
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks the assistant's words for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML; models are trained on plain JSON."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

@@ -1,0 +1,214 @@
+"""Draft replicas: which row drafts where, and what each replica is asked to do.
+
+Two kinds of steps. A *proposal* step is on the critical path: it brings the tokens committed since
+the replica last saw each row and asks for a proposal. A *catch-up* step runs while the target
+verifies: it prefills rows that are far behind, new ones and those that lost their replica.
+
+A replica runs steps in the order sent, so what a step will cache counts as cached once it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from orchestrator.core.acceptance import Proposal, proposals_from
+from orchestrator.core.batches import RowPart, sampling_rows, token_rows
+from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
+from orchestrator.core.requests import DraftPlace, Request, State
+from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, empty_ints
+
+PROPOSE_BEHIND = 32
+"""Most committed tokens that a proposal step brings; a row further behind catches up first."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One draft replica, as long as its stream is open."""
+
+    name: str
+    grant: Grant
+    kinds: tuple[ProposalKind, ...]
+    pool: PagePool
+    is_late: bool = False
+    """It missed a deadline and still owes the answer: it gets no steps until it has given it."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Slot copies to send with its next step."""
+    step_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """A step for one replica and whose rows it holds."""
+
+    step: DraftStep
+    rows: tuple[tuple[Request, DraftPlace], ...]
+
+    def proposals(self, result: DraftResult, vocab_size: int) -> dict[str, Proposal]:
+        """The proposals that the replica answered, by request id, of rows that still draft there.
+
+        Raises:
+            InvalidArgumentError: if the answer breaks the contract.
+        """
+        step = self.step
+        sampled = step.proposal_kinds == ProposalKind.SAMPLED
+        found = proposals_from(result, step.draft_lengths, step.node_limits, vocab_size, sampled, step.support_limit)
+        rows = zip(self.rows, found, strict=True)
+        return {request.id: proposal for (request, place), proposal in rows if request.draft is place}
+
+
+class Drafting:
+    """Assigns rows to replicas and plans their steps.
+
+    Args:
+        support_limit: most ids in a support.
+        max_catch_up: most tokens that a catch-up step feeds to a replica.
+        tree_nodes: most nodes in a proposal; 0 asks for chains.
+    """
+
+    def __init__(self, support_limit: int, max_catch_up: int, tree_nodes: int = 0) -> None:
+        self._support_limit = support_limit
+        self._max_catch_up = max_catch_up
+        self._tree_nodes = tree_nodes
+        self.replicas: dict[str, Replica] = {}
+
+    def opened(self, name: str, grant: Grant, kinds: tuple[ProposalKind, ...]) -> None:
+        """A replica answers; its pages are empty."""
+        assert name not in self.replicas
+        pool = PagePool(grant.first_page, grant.page_count, grant.page_size)
+        self.replicas[name] = Replica(name, grant, kinds, pool)
+
+    def lost(self, name: str, rows: Iterable[Request]) -> None:
+        """A replica's stream ended, and with it all that it cached; its rows move at their next step."""
+        if self.replicas.pop(name, None) is None:
+            return
+        for request in rows:
+            if request.draft is not None and request.draft.replica == name:
+                request.drop_draft()
+
+    def plan_proposals(self, rows: Sequence[Request], target: Grant) -> dict[str, DraftPlan]:
+        """One step per replica that has rows ready to draft, by replica name.
+
+        Args:
+            rows: of the target's next batch.
+            target: what the target can verify.
+        """
+        node_budget = target.max_step_tokens - len(rows)
+        ready: dict[str, list[_Part]] = {}
+        budgets = {name: replica.grant.max_step_tokens for name, replica in self.replicas.items()}
+        for request in rows:
+            if request.state is not State.RUNNING or request.draft_limit == 0:
+                continue
+            place, nodes = self._place(request), max(request.draft_limit, self._tree_nodes)
+            if place is None or _behind(request, place) or nodes > node_budget:
+                continue
+            part = _Part(request, place, request.length, request.draft_limit, nodes)
+            fits = part.end + nodes <= target.max_len and part.token_count <= budgets[place.replica]
+            if fits and self._reserve_nodes(part):
+                budgets[place.replica] -= part.token_count
+                node_budget -= nodes
+                ready.setdefault(place.replica, []).append(part)
+        return {name: self._plan(self.replicas[name], parts) for name, parts in ready.items()}
+
+    def plan_catch_up(self, rows: Iterable[Request]) -> dict[str, DraftPlan]:
+        """One step per replica with rows that are far behind, by replica name."""
+        chunks: dict[str, list[_Part]] = {}
+        budgets = {name: min(self._max_catch_up, r.grant.max_step_tokens) for name, r in self.replicas.items()}
+        for request in rows:
+            place = self._place(request) if request.draft_limit > 0 else None
+            if place is None or not _behind(request, place):
+                continue
+            known = min(request.length - 1, self.replicas[place.replica].grant.max_len)
+            count = min(known - place.cache.length, budgets[place.replica])
+            if count > 0 and _reserve(place.cache, place.cache.length + count):
+                budgets[place.replica] -= count
+                chunks.setdefault(place.replica, []).append(_Part(request, place, place.cache.length + count))
+        return {name: self._plan(self.replicas[name], parts) for name, parts in chunks.items()}
+
+    def accepted(self, request: Request, proposal: Proposal, path: tuple[int, ...]) -> None:
+        """Keeps what the replica cached of an accepted path: its nodes that have children.
+
+        Called before the path is committed to the request.
+        """
+        place = request.draft
+        if place is None or place.cache.length < request.length:
+            return  # the replica that proposed is gone
+        parents = set(proposal.parents.tolist())
+        base, copies = place.cache.length, self.replicas[place.replica].copies
+        for depth, node in enumerate(path):
+            if node not in parents:
+                break
+            if node != depth:
+                copies.append((place.cache.slot(base + node), place.cache.slot(base + depth)))
+            place.cache.length += 1
+
+    def _place(self, request: Request) -> DraftPlace | None:
+        """Where the row can draft now; a row that has no replica gets the least loaded that suits it."""
+        if request.draft is not None:
+            return None if self.replicas[request.draft.replica].is_late else request.draft
+        kind = request.params.proposal_kind
+        choices = [choice for choice in self.replicas.values() if not choice.is_late and kind in choice.kinds]
+        if not choices:
+            return None
+        replica = max(choices, key=lambda choice: choice.pool.available / choice.pool.page_count)
+        request.draft = DraftPlace(replica.name, RowCache(replica.pool))
+        request.draft.cache.attach(request.tokens[:-1])
+        return request.draft
+
+    def _reserve_nodes(self, part: _Part) -> bool:
+        slots = part.end + part.nodes - 1  # the last node has no children, so it is never cached
+        return slots <= self.replicas[part.place.replica].grant.max_len and _reserve(part.place.cache, slots)
+
+    def _plan(self, replica: Replica, parts: list[_Part]) -> DraftPlan:
+        copies, replica.copies = replica.copies, []
+        replica.step_id += 1
+        requests = [part.request for part in parts]
+        step = DraftStep(
+            step_id=replica.step_id,
+            rows=token_rows([part.row() for part in parts], copies),
+            sampling=sampling_rows(requests),
+            draft_lengths=np.array([part.draft_length for part in parts], np.int32),
+            node_limits=np.array([part.nodes for part in parts], np.int32) if self._tree_nodes else empty_ints(),
+            proposal_kinds=np.array([request.params.proposal_kind for request in requests], np.uint8),
+            support_limit=self._support_limit,
+        )
+        for part in parts:
+            part.place.cache.commit(part.request.tokens, part.end)
+        return DraftPlan(step, tuple((part.request, part.place) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A row of a draft step: feeds the request's tokens up to ``end``, then proposes."""
+
+    request: Request
+    place: DraftPlace
+    end: int
+    draft_length: int = 0
+    nodes: int = 0
+
+    @property
+    def start(self) -> int:
+        """Where the replica stands, but at least one token is sent, again if need be."""
+        return min(self.place.cache.length, self.end - 1)
+
+    @property
+    def token_count(self) -> int:
+        return self.end - self.start
+
+    def row(self) -> RowPart:
+        return RowPart(self.request.tokens[self.start : self.end], self.start, self.place.cache.pages)
+
+
+def _behind(request: Request, place: DraftPlace) -> bool:
+    return request.length - place.cache.length > PROPOSE_BEHIND
+
+
+def _reserve(cache: RowCache, slots: int) -> bool:
+    try:
+        cache.reserve(slots)
+    except OutOfPagesError:
+        return False
+    return True

@@ -1,0 +1,146 @@
+"""Requests: what a client asked for, where it stands, and which moves are legal.
+
+    waiting ──► prefill ──► running ──► finished
+       ▲           │           │
+       └───────────┴───────────┘        preempted, or the target went away
+    (from every state but finished a request may finish: cancelled, failed)
+
+A request holds every token it has, prompt and completion. Its place in a worker's cache is a
+``RowCache`` and may be lost at any time: what is not cached is prefilled again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from orchestrator.core.acceptance import Rule
+from orchestrator.core.pages import RowCache
+from pilotfish.steps import DrawRule, Ints, ProposalKind
+
+
+class State(Enum):
+    """Where a request stands."""
+
+    WAITING = auto()
+    """Holds no pages of the target."""
+    PREFILL = auto()
+    """Scheduled; more than its last token is not yet in the target's cache."""
+    RUNNING = auto()
+    """Everything but its last token is cached; each round verifies a proposal."""
+    FINISHED = auto()
+    """Ended, for whatever reason; holds no pages."""
+
+
+MOVES: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.PREFILL, State.FINISHED}),
+    State.PREFILL: frozenset({State.RUNNING, State.WAITING, State.FINISHED}),
+    State.RUNNING: frozenset({State.WAITING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """How a request samples and when it ends on token ids; ranges are checked where it comes in."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    rule: Rule = Rule.MATCH
+    draft_length: int = 0
+    end_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def draw_rule(self) -> DrawRule:
+        """Noise of the target's draws: only the match rule shares it with the drafter."""
+        return DrawRule.MATCH if self.rule is Rule.MATCH else DrawRule.OUTSIDE
+
+    @property
+    def proposal_kind(self) -> ProposalKind:
+        """How a drafter must propose for the rule to be exact."""
+        if self.rule is not Rule.MATCH:
+            return ProposalKind.SAMPLED
+        return ProposalKind.MATCHED if self.temperature > 0 else ProposalKind.GREEDY
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPlace:
+    """Where a row drafts: a replica, by name, and the row's pages there."""
+
+    replica: str
+    cache: RowCache
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request.
+
+    Attributes:
+        tokens: prompt and completion so far, i32[length], a view.
+        arrival: grows from request to request, set when it is submitted.
+        round_index: counts the target's answers to this row; part of the noise of its draws.
+        target: place in the target's cache.
+        draft: place in a draft replica's cache, if it has one.
+        cached_tokens: prompt tokens found in the target's prefix cache when first scheduled.
+    """
+
+    id: str
+    prompt: Ints
+    params: Params
+    state: State = State.WAITING
+    round_index: int = 0
+    length: int = 0
+    target: RowCache | None = None
+    draft: DraftPlace | None = None
+    arrival: int = 0
+    cached_tokens: int | None = None
+    preemptions: int = 0
+    _buffer: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._buffer = np.zeros(len(self.prompt) + self.params.max_tokens, np.int32)
+        self._buffer[: len(self.prompt)] = self.prompt
+        self.length = len(self.prompt)
+
+    @property
+    def tokens(self) -> Ints:
+        return self._buffer[: self.length]
+
+    @property
+    def generated(self) -> int:
+        """Completion tokens so far."""
+        return self.length - len(self.prompt)
+
+    @property
+    def draft_limit(self) -> int:
+        """Draft tokens that can be of use: the round's own token must still fit."""
+        return max(0, min(self.params.draft_length, self.params.max_tokens - self.generated - 1))
+
+    def move(self, state: State) -> None:
+        """Changes the state; an illegal move is a bug and raises ``RuntimeError``."""
+        if state not in MOVES[self.state]:
+            raise RuntimeError(f"request {self.id} cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    def append(self, token_ids: list[int]) -> None:
+        """Commits tokens to the completion."""
+        self._buffer[self.length : self.length + len(token_ids)] = token_ids
+        self.length += len(token_ids)
+
+    def drop_target(self) -> None:
+        """Gives up the place in the target's cache."""
+        if self.target is not None:
+            self.target.release()
+        self.target = None
+
+    def drop_draft(self) -> None:
+        """Gives up the place in the draft replica's cache."""
+        if self.draft is not None:
+            self.draft.cache.release()
+        self.draft = None

@@ -1,0 +1,412 @@
+"""The scheduler: which rows the target computes next, and what its answer means for them.
+
+Pure: events in (submit, finish, opened, lost), plans out. One round is
+
+    drafts   = scheduler.plan_proposals()           sent to the replicas
+    plan     = scheduler.plan_target(drafts)        while they draft
+    batch    = scheduler.seal(plan, proposals)      sent to the target
+    catch_up = scheduler.plan_catch_up()            sent to the replicas while it verifies
+    runs     = scheduler.accept(batch, result)
+
+Continuous batching: rows join and leave at every round. Running rows come first, oldest first; what
+is left of the token budget goes to prefill chunks, and then to waiting requests. When pages run out
+the newest row is preempted: it gives its pages up and is prefilled again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import numpy as np
+
+from orchestrator.core.acceptance import EMPTY, NoiseChance, Outputs, Proposal, TokenKind, accept, outputs_from
+from orchestrator.core.batches import RowPart, sampling_rows, token_rows
+from orchestrator.core.drafting import Drafting, DraftPlan
+from orchestrator.core.finish import FinishReason, cut_run
+from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
+from orchestrator.core.requests import Request, State
+from pilotfish.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    OverloadedError,
+)
+from pilotfish.steps import Grant, Ints, Supports, TargetResult, TargetStep, empty_ints, require, require_range
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the scheduler may put together."""
+
+    max_rows: int = 64
+    """Most rows in a batch. More rows share a pass over the weights, and each waits longer for it."""
+    max_prefill_tokens: int = 512
+    """Most prefill tokens beside running rows in one step. More fills prompts sooner, and makes running
+    rows wait longer for their next tokens."""
+    max_waiting: int = 1024
+    """Requests that may wait; more are refused."""
+    support_limit: int = 64
+    """Most ids in a draft support. More accepts slightly more, and costs 8 bytes each per draft token."""
+    tree_nodes: int = 0
+    """Most nodes in a proposal, for drafters that propose trees; 0 asks for chains."""
+
+
+@dataclass(slots=True)
+class Target:
+    """The target, as long as its stream is open."""
+
+    grant: Grant
+    pool: PagePool
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Slot copies to send with its next step."""
+    step_id: int = 0
+
+
+@dataclass(slots=True)
+class RowPlan:
+    """One row of a target step: tokens ``[start, end)`` of the request, then its proposal."""
+
+    request: Request
+    cache: RowCache
+    start: int
+    end: int
+    is_round: bool
+    """It verifies, rather than prefills."""
+    wants_output: bool
+    """It reaches the request's last token."""
+    room: int = 0
+    """Nodes that its pages have room for."""
+    proposal: Proposal = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlan:
+    """Rows of the next target step, pages allocated, proposals to be filled in."""
+
+    rows: tuple[RowPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBatch:
+    """A target step that is complete, and its rows in order."""
+
+    step: TargetStep
+    rows: tuple[RowPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one answer of the target added to one request.
+
+    Attributes:
+        token_ids, kinds: the new tokens and how each came about, parallel.
+        drafted: longest path of the proposal that was judged.
+        is_round: whether it was a round, rather than the token that a prefill ends with.
+        reason: set if the request ended on a token.
+    """
+
+    request: Request
+    token_ids: tuple[int, ...]
+    kinds: tuple[TokenKind, ...]
+    drafted: int
+    is_round: bool
+    reason: FinishReason | None
+
+
+class Scheduler:
+    """Requests, the target's pages, and the batches made of them.
+
+    Attributes:
+        drafting: the draft replicas and their steps.
+        rows: scheduled requests (prefill or running), oldest first.
+        waiting: the others, oldest first.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.drafting = Drafting(limits.support_limit, limits.max_prefill_tokens, limits.tree_nodes)
+        self.target: Target | None = None
+        self.rows: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+
+    # Events
+
+    def submit(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            AlreadyExistsError: its id is running.
+            OverloadedError: the queue is full.
+            InvalidArgumentError: it can never fit.
+        """
+        if request.id in self._requests:
+            raise AlreadyExistsError(f"request_id {request.id!r} is running; use another, or none")
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise OverloadedError(f"{len(self.waiting)} requests are waiting, the most allowed; try again later")
+        if self.target is not None:
+            self._require_fit(request, self.target)
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._requests[request.id] = request
+        self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """Ends a request, wherever it stands, and releases all that it holds; harmless if it ended before."""
+        if request.state is State.FINISHED:
+            return
+        (self.waiting if request.state is State.WAITING else self.rows).remove(request)
+        request.move(State.FINISHED)
+        request.drop_target()
+        request.drop_draft()
+        del self._requests[request.id]
+
+    def target_opened(self, grant: Grant) -> list[Request]:
+        """The target answers, with empty pages; returns the waiting requests that cannot fit it."""
+        assert self.target is None
+        pool = PagePool(grant.first_page, grant.page_count, grant.page_size)
+        self.target = Target(grant, pool)
+        return [request for request in self.waiting if not self._fits(request, self.target)]
+
+    def target_lost(self) -> None:
+        """The target's stream ended, and with it all that it cached; every row waits for the next one."""
+        for request in self.rows[::-1]:
+            self._unschedule(request)
+        self.target = None
+
+    # The round
+
+    @property
+    def has_work(self) -> bool:
+        return self.target is not None and bool(self.rows or self.waiting)
+
+    def plan_proposals(self) -> dict[str, DraftPlan]:
+        """What each replica is to propose for the running rows, as far as the target's step has room."""
+        assert self.target is not None
+        return self.drafting.plan_proposals(self.rows, self.target.grant)
+
+    def plan_catch_up(self) -> dict[str, DraftPlan]:
+        """What each replica is to prefill while the target is busy."""
+        return self.drafting.plan_catch_up(self.rows)
+
+    def plan_target(self, drafts: Mapping[str, DraftPlan]) -> TargetPlan:
+        """Chooses rows and allocates pages for the worst case of the proposals asked for."""
+        assert self.target is not None
+        running, preempted = self._plan_running(_nodes_asked(drafts))
+        used = sum(1 + row.room for row in running)
+        budget = min(self.target.grant.max_step_tokens - used, self.limits.max_prefill_tokens)
+        prefills: list[RowPlan] = []
+        for request in [row for row in self.rows if row.state is State.PREFILL]:
+            budget -= self._plan_chunk(request, budget, prefills)
+        while self.waiting and budget > 0 and not preempted and self._admit(self.waiting[0]):
+            budget -= self._plan_chunk(self.rows[-1], budget, prefills)
+        self.rows.sort(key=attrgetter("arrival"))
+        return TargetPlan((*running, *prefills))
+
+    def seal(self, plan: TargetPlan, proposals: Mapping[str, Proposal]) -> TargetBatch | None:
+        """The step to send, now that the proposals are known; None if no row is left."""
+        assert self.target is not None
+        rows = tuple(row for row in plan.rows if row.request.target is row.cache)
+        if not rows:
+            return None
+        for row in rows:
+            if row.room:
+                row.proposal = proposals.get(row.request.id, EMPTY)
+        parts = [_part(row) for row in rows]
+        copies, self.target.copies = self.target.copies, []
+        self.target.step_id += 1
+        requests = [row.request for row in rows]
+        step = TargetStep(
+            step_id=self.target.step_id,
+            rows=token_rows(parts, copies),
+            sampling=sampling_rows(requests),
+            output_nodes=_output_nodes(rows, parts),
+            draw_rules=np.array([request.params.draw_rule for request in requests], np.uint8),
+            supports=_supports(rows),
+        )
+        return TargetBatch(step, rows)
+
+    def accept(self, batch: TargetBatch, result: TargetResult) -> list[Run]:
+        """Judges proposals, commits tokens, and ends requests whose last token has come.
+
+        Rows that ended while the step was under way are passed over.
+
+        Raises:
+            InvalidArgumentError: if the answer breaks the contract; nothing was committed.
+        """
+        assert self.target is not None
+        step_id = batch.step.step_id
+        require(result.step_id == step_id, "step_id", result.step_id, f"must be {step_id}")
+        answered = [row for row in batch.rows if row.wants_output]
+        outputs = outputs_from(result, [row.proposal for row in answered], self.target.grant.vocab_size)
+        for row in batch.rows:
+            if not row.wants_output and row.request.target is row.cache:
+                row.cache.commit(row.request.tokens, row.end)
+        return [
+            self._accept_row(row, output)
+            for row, output in zip(answered, outputs, strict=True)
+            if row.request.target is row.cache
+        ]
+
+    # Planning
+
+    def _plan_running(self, nodes: Mapping[str, int]) -> tuple[list[RowPlan], bool]:
+        plans, preempted = [], False
+        for request in list(self.rows):
+            if request.state is not State.RUNNING:
+                continue  # it prefills, or an older row has just preempted it
+            room = nodes.get(request.id, 0)
+            if not self._reserve(request, room):  # rather no proposal than another row's work undone
+                room = 0
+            while request.state is State.RUNNING and not self._reserve(request, room):
+                self._preempt(self.rows[-1])
+                preempted = True
+            if request.state is State.RUNNING:
+                plans.append(RowPlan(request, _cache(request), request.length - 1, request.length, True, True, room))
+        return plans, preempted
+
+    def _plan_chunk(self, request: Request, budget: int, plans: list[RowPlan]) -> int:
+        """Plans the next prefill chunk within the budget; returns its tokens."""
+        cache = _cache(request)
+        count = min(request.length - cache.length, budget)
+        if count > 0:
+            end = cache.length + count
+            plans.append(RowPlan(request, cache, cache.length, end, False, end == request.length))
+        return max(count, 0)
+
+    def _admit(self, request: Request) -> bool:
+        """Schedules the oldest waiting request if its pages fit beside everybody's worst case next round."""
+        assert self.target is not None
+        if len(self.rows) >= min(self.limits.max_rows, self.target.grant.max_step_tokens):
+            return False
+        cache = RowCache(self.target.pool)
+        cache.attach(request.tokens[:-1])
+        slots = request.length + 1 + request.draft_limit
+        headroom = sum(_cache(row).missing(_next_round_slots(row)) for row in self.rows)
+        if cache.missing(slots) + headroom > self.target.pool.available:
+            cache.release()
+            return False
+        cache.reserve(slots)
+        if request.cached_tokens is None:
+            request.cached_tokens = cache.length
+        self.waiting.popleft()
+        request.move(State.PREFILL)
+        request.target = cache
+        self.rows.append(request)
+        return True
+
+    def _reserve(self, request: Request, room: int) -> bool:
+        try:
+            _cache(request).reserve(request.length + room)
+        except OutOfPagesError:
+            return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        request.preemptions += 1
+        self._unschedule(request)
+
+    def _unschedule(self, request: Request) -> None:
+        request.move(State.WAITING)
+        request.drop_target()
+        request.drop_draft()
+        self.rows.remove(request)
+        self.waiting.appendleft(request)
+
+    def _fits(self, request: Request, target: Target) -> bool:
+        try:
+            self._require_fit(request, target)
+        except InvalidArgumentError:
+            return False
+        return True
+
+    def _require_fit(self, request: Request, target: Target) -> None:
+        grant, prompt, wanted = target.grant, len(request.prompt), request.params.max_tokens
+        require(prompt < grant.max_len, "prompt", f"{prompt} tokens", f"at most {grant.max_len - 1} fit this model")
+        total = prompt + wanted
+        advice = f"at most {grant.max_len - prompt} fit after a prompt of {prompt} tokens (length {grant.max_len})"
+        require(total <= grant.max_len, "max_tokens", wanted, advice)
+        slots = grant.page_count * grant.page_size
+        advice = f"the server has cache for {slots} in all; shorten it or start the target with more --pages"
+        require(total <= slots, "prompt + max_tokens", f"{prompt} + {wanted}", advice)
+        require_range(
+            request.prompt, "prompt token_ids", 0, grant.vocab_size - 1, f"must be in [0, {grant.vocab_size})"
+        )
+
+    # Accepting
+
+    def _accept_row(self, row: RowPlan, outputs: Outputs) -> Run:
+        assert self.target is not None
+        request, proposal, is_round = row.request, row.proposal, row.is_round
+        params = request.params
+        verdict = accept(params.rule, proposal, outputs, NoiseChance(params.seed, request.round_index))
+        request.round_index += 1
+        path = verdict.path
+        tokens = [*(int(proposal.token_ids[node]) for node in path), verdict.token]
+        kinds = [*(TokenKind.ACCEPTED for _ in path), verdict.kind]
+        kept, reason = cut_run(tokens, request.generated, params.max_tokens, params.end_token_ids)
+        self.drafting.accepted(request, proposal, path)
+        self.target.copies += [
+            (row.cache.slot(row.end + node), row.cache.slot(row.end + depth))
+            for depth, node in enumerate(path)
+            if node != depth
+        ]
+        request.append(tokens[:kept])
+        row.cache.commit(request.tokens, min(row.end + len(path), request.length))
+        if not is_round:
+            request.move(State.RUNNING)
+        if reason is not None:
+            self.finish(request)
+        return Run(request, tuple(tokens[:kept]), tuple(kinds[:kept]), proposal.depth, is_round, reason)
+
+
+def _cache(request: Request) -> RowCache:
+    assert request.target is not None
+    return request.target
+
+
+def _next_round_slots(request: Request) -> int:
+    """Slots a row may need by the end of its next round, whatever this round accepts."""
+    most = len(request.prompt) + request.params.max_tokens
+    return min(request.length + 2 * (1 + request.params.draft_length), most)
+
+
+def _nodes_asked(drafts: Mapping[str, DraftPlan]) -> dict[str, int]:
+    """Most nodes that each row's proposal may have."""
+    nodes: dict[str, int] = {}
+    for plan in drafts.values():
+        limits = plan.step.node_limits if len(plan.step.node_limits) else plan.step.draft_lengths
+        nodes |= {request.id: int(limit) for (request, _), limit in zip(plan.rows, limits, strict=True)}
+    return nodes
+
+
+def _part(row: RowPlan) -> RowPart:
+    tokens, proposal = row.request.tokens[row.start : row.end], row.proposal
+    if not len(proposal.token_ids):
+        return RowPart(tokens, row.start, row.cache.pages)
+    parents = None if proposal.is_chain else np.concatenate(([-1], proposal.parents + 1)).astype(np.int32)
+    return RowPart(np.concatenate((tokens, proposal.token_ids)), row.start, row.cache.pages, parents)
+
+
+def _output_nodes(rows: Sequence[RowPlan], parts: list[RowPart]) -> Ints:
+    """The root and every node of a verification row; the last token of a prefill that ends here."""
+    nodes, offset = [], 0
+    for row, part in zip(rows, parts, strict=True):
+        begin, offset = offset, offset + len(part.token_ids)
+        if row.wants_output:
+            nodes.append(np.arange(begin if row.is_round else offset - 1, offset, dtype=np.int32))
+    return np.concatenate(nodes) if nodes else empty_ints()
+
+
+def _supports(rows: Sequence[RowPlan]) -> Supports:
+    """The supports of the rows that want outputs, one group per output; none if nothing was sampled."""
+    supports = [row.proposal.supports for row in rows if row.wants_output]
+    if not any(len(support.token_ids) for support in supports):
+        return Supports()
+    return Supports(
+        np.concatenate([support.counts for support in supports]),
+        np.concatenate([support.token_ids for support in supports]),
+    )

@@ -1,0 +1,277 @@
+"""The loop: steps target and draft replicas in lockstep, one round after another.
+
+    draft      ▐ extend, propose ▌                      ▐ extend, propose ▌
+    loop       ▐ emit, plan      ▌▐ catch up, emit   ▌▐ accept ▌
+    target                        ▐ verify, prefill  ▌
+
+The critical path of a round is draft, target, two hops and ``accept``; text is detokenised and sent,
+and the next batch planned, while a worker is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from orchestrator.core.acceptance import Proposal
+from orchestrator.core.drafting import DraftPlan
+from orchestrator.core.requests import Request
+from orchestrator.core.scheduler import Run, Scheduler, TargetBatch
+from orchestrator.outputs import Output
+from orchestrator.usage import RoundTimes
+from orchestrator.workers import Reply, WorkerStream
+from pilotfish.errors import FailedPreconditionError, InternalError, PilotfishError, UnavailableError
+from pilotfish.steps import DraftResult, DraftStep, TargetResult, TargetStep
+
+log = logging.getLogger(__name__)
+
+TargetStream = WorkerStream[TargetStep, TargetResult]
+DraftStream = WorkerStream[DraftStep, DraftResult]
+DraftReplies = dict[str, asyncio.Future[Reply[DraftResult]]]
+
+
+class RoundClock:
+    """Splits one round into its parts; all in seconds of ``time.perf_counter``."""
+
+    def __init__(self, begin: float) -> None:
+        self._begin = begin
+        self._waited = 0.0
+        self._target_us = 0
+        self._draft_us = 0
+
+    def drafted(self, sent_at: float, replies: list[Reply[DraftResult]]) -> None:
+        """Counts a proposal step; the slowest replica is the one that was waited for."""
+        if replies:
+            self._waited += max(reply.arrived_at for reply in replies) - sent_at
+            self._draft_us = max(reply.result.compute_us for reply in replies)
+
+    def verified(self, sent_at: float, reply: Reply[TargetResult]) -> None:
+        """Counts the target step."""
+        self._waited += reply.arrived_at - sent_at
+        self._target_us = reply.result.compute_us
+
+    def split(self, end: float) -> RoundTimes:
+        """The round's parts, ending now."""
+        waited_us = int(self._waited * 1e6)
+        return RoundTimes(
+            target_us=self._target_us,
+            draft_us=self._draft_us,
+            hops_us=max(0, waited_us - self._target_us - self._draft_us),
+            orchestrator_us=max(0, int((end - self._begin) * 1e6) - waited_us),
+        )
+
+
+class Loop:
+    """Drives a scheduler against its workers and hands each request's tokens to its output.
+
+    Args:
+        scheduler: the pure core; nobody else touches it.
+        draft_timeout_s: how long a round waits for proposals.
+        target_timeout_s: how long requests wait for a target that went away.
+    """
+
+    def __init__(self, scheduler: Scheduler, draft_timeout_s: float, target_timeout_s: float) -> None:
+        self.scheduler = scheduler
+        self.target: TargetStream | None = None
+        self.drafts: dict[str, DraftStream] = {}
+        self._draft_timeout_s = draft_timeout_s
+        self._target_timeout_s = target_timeout_s
+        self._outputs: dict[Request, Output] = {}
+        self._runs: list[tuple[Run, RoundTimes]] = []  # accepted, not yet emitted
+        self._wake = asyncio.Event()
+        self._given_up: UnavailableError | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._round_began = 0.0
+
+    # Requests
+
+    def submit(self, request: Request, output: Output) -> None:
+        """Queues a request; its tokens go to ``output``.
+
+        Raises:
+            PilotfishError: the request cannot be taken; see ``Scheduler.submit``.
+        """
+        if self._given_up is not None:
+            raise self._given_up
+        self.scheduler.submit(request)
+        self._outputs[request] = output
+        self._wake.set()
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request whose client has left; harmless if it has ended."""
+        self.scheduler.finish(request)
+        self._outputs.pop(request, None)
+
+    # Workers
+
+    def target_opened(self, stream: TargetStream) -> None:
+        """A target answers; requests that cannot fit it fail."""
+        self.target = stream
+        for request in self.scheduler.target_opened(stream.grant):
+            self._fail(request, FailedPreconditionError("the target came back with too few pages for this request"))
+        self._given_up = None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._wake.set()
+
+    def target_lost(self, address: str, reason: PilotfishError) -> None:
+        """The target went away; its rows wait for another for a while."""
+        self.target = None
+        self.scheduler.target_lost()
+        self._giving_up = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up, reason)
+
+    def draft_opened(self, stream: DraftStream) -> None:
+        """A draft replica answers."""
+        self.drafts[stream.address] = stream
+        self.scheduler.drafting.opened(stream.address, stream.grant, stream.kinds)
+
+    def draft_lost(self, address: str, reason: PilotfishError) -> None:
+        """A draft replica went away; its rows go on without proposals and move to another."""
+        self.drafts.pop(address, None)
+        self.scheduler.drafting.lost(address, self.scheduler.rows)
+
+    # Rounds
+
+    async def run(self) -> None:
+        """Runs rounds for ever; a bug in one fails the requests it held, not the service."""
+        while True:
+            if not self.scheduler.has_work:
+                self._emit()
+                self._wake.clear()
+                await self._wake.wait()
+                self._round_began = time.perf_counter()
+                continue
+            try:
+                await self._round()
+            except Exception as error:
+                log.exception("a round failed; its requests fail, and the workers start afresh")
+                self.fail_all(InternalError(f"a round failed: {type(error).__name__}: {error}"))
+                await self._reset()
+
+    async def _round(self) -> None:
+        clock = RoundClock(self._round_began)
+        drafts = self.scheduler.plan_proposals()
+        sent_at, replies = time.perf_counter(), await self._send(drafts)
+        if replies:
+            self._emit()
+        plan = self.scheduler.plan_target(drafts)
+        proposals = await self._collect(drafts, replies, sent_at, clock)
+        batch = self.scheduler.seal(plan, proposals) if self.target is not None else None
+        if batch is None or self.target is None:
+            return
+        self._note_scheduled(batch)
+        target, sent_at = self.target, time.perf_counter()
+        reply = await target.submit(batch.step)
+        await self._send(self.scheduler.plan_catch_up())
+        self._emit()
+        try:
+            verified = await reply
+            clock.verified(sent_at, verified)
+            runs = self.scheduler.accept(batch, verified.result)
+        except PilotfishError as error:  # the stream ended, or the answer breaks the contract
+            target.close(error)
+            await target.wait_closed()
+            await asyncio.sleep(0)  # lets its link report the loss
+            self._round_began = time.perf_counter()
+            return
+        now = time.perf_counter()
+        times, self._round_began = clock.split(now), now
+        self._runs += [(run, times) for run in runs]
+
+    async def _send(self, plans: Mapping[str, DraftPlan]) -> DraftReplies:
+        return {name: await self.drafts[name].submit(plan.step) for name, plan in plans.items() if name in self.drafts}
+
+    async def _collect(
+        self, drafts: Mapping[str, DraftPlan], replies: DraftReplies, sent_at: float, clock: RoundClock
+    ) -> dict[str, Proposal]:
+        """Waits for proposals until the deadline; rows of a replica without a sound answer get none."""
+        if not replies:
+            return {}
+        await asyncio.wait(replies.values(), timeout=self._draft_timeout_s)
+        proposals: dict[str, Proposal] = {}
+        arrived = []
+        for name, future in replies.items():
+            if not future.done():
+                self._mark_late(name, future)
+                continue
+            try:
+                reply = future.result()
+                arrived.append(reply)
+                proposals |= drafts[name].proposals(reply.result, self._vocab_size)
+            except PilotfishError as error:
+                self._drop_draft(name, error)
+        clock.drafted(sent_at, arrived)
+        return proposals
+
+    @property
+    def _vocab_size(self) -> int:
+        return self.scheduler.target.grant.vocab_size if self.scheduler.target is not None else 0
+
+    def _mark_late(self, name: str, owed: asyncio.Future[Reply[DraftResult]]) -> None:
+        log.warning("draft %s missed its deadline of %g s; its rows go on without", name, self._draft_timeout_s)
+        replica = self.scheduler.drafting.replicas.get(name)
+        if replica is None:
+            return
+        replica.is_late = True
+
+        def answered(_: asyncio.Future[Reply[DraftResult]]) -> None:
+            replica.is_late = False
+
+        owed.add_done_callback(answered)
+
+    def _drop_draft(self, name: str, error: PilotfishError) -> None:
+        stream = self.drafts.get(name)
+        if stream is not None:
+            stream.close(error)  # its link opens a new one
+
+    # Outputs
+
+    def _emit(self) -> None:
+        """Turns accepted tokens into text for the clients; ends requests whose stop text has come."""
+        runs, self._runs = self._runs, []
+        for run, times in runs:
+            output = self._outputs.get(run.request)
+            if output is None:
+                continue  # the client left, or a stop text came earlier
+            try:
+                ended = output.push(run, times)
+            except Exception as error:
+                log.exception("request %s: its output failed", run.request.id)
+                self._fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
+                continue
+            if ended:
+                self.cancel(run.request)
+
+    def _note_scheduled(self, batch: TargetBatch) -> None:
+        for row in batch.rows:
+            if not row.is_round and row.request in self._outputs:
+                self._outputs[row.request].scheduled()
+
+    def _fail(self, request: Request, error: PilotfishError) -> None:
+        output = self._outputs.get(request)
+        self.cancel(request)
+        if output is not None:
+            output.fail(error)
+
+    def fail_all(self, error: PilotfishError) -> None:
+        """Ends every request with an error."""
+        for request in list(self._outputs):
+            self._fail(request, error)
+        self._runs = []
+
+    def _give_up(self, reason: PilotfishError) -> None:
+        self._given_up = UnavailableError(f"the target has been away for {self._target_timeout_s:g} s ({reason})")
+        log.error("%s; waiting requests fail", self._given_up)
+        self.fail_all(self._given_up)
+
+    async def _reset(self) -> None:
+        streams: list[TargetStream | DraftStream] = [*self.drafts.values()]
+        if self.target is not None:
+            streams.append(self.target)
+        for stream in streams:
+            stream.close(InternalError("a round failed"))
+        for stream in streams:
+            await stream.wait_closed()
+        await asyncio.sleep(0)

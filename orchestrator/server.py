@@ -1,0 +1,204 @@
+"""Starts the orchestrator: settings, tokenizer, links to the workers, the loop, the service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from orchestrator.admission import MAX_DRAFT_LENGTH, Defaults
+from orchestrator.core.acceptance import Rule
+from orchestrator.core.scheduler import Limits, Scheduler
+from orchestrator.loop import DraftStream, Loop, TargetStream
+from orchestrator.service import GenerationService, ServerInfo
+from orchestrator.tokenizer import Tokenizer
+from orchestrator.workers import DRAFT, TARGET, WorkerLink
+from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
+from pilotfish.rpc.server import Server, run, serve_until_signal
+from pilotfish.settings import Settings, fail_with, load
+from pilotfish.v1 import generation_pb2_grpc
+
+PROGRAM = "pilotfish orchestrator"
+LIMITS = Limits()
+DRAFT_GRACE_S = 10.0  # how long the start waits for a draft once the target answers
+
+log = logging.getLogger(__name__)
+
+
+class OrchestratorSettings(Settings):
+    """Steps one target and any number of draft replicas in lockstep, and serves text.
+
+    It needs no GPU: it owns the KV pages of the workers, schedules, and decides which draft tokens stay.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PILOTFISH_ORCHESTRATOR_")
+
+    model: Path
+    """Folder with the target's tokenizer.json and tokenizer_config.json."""
+
+    target: str = "127.0.0.1:50051"
+    """HOST:PORT of the target worker."""
+
+    draft: list[str] = Field(default_factory=list)
+    """HOST:PORT of a draft replica; give it once for each. Without one the target decodes alone."""
+
+    listen: str = "127.0.0.1:50050"
+    """HOST:PORT to serve clients on; port 0 takes a free one."""
+
+    name: str = ""
+    """Name of the model for clients; by default the target's own."""
+
+    draft_length: int = Field(4, ge=0, le=MAX_DRAFT_LENGTH)
+    """Draft tokens per round. More pay while the draft is right and are wasted once it is wrong."""
+
+    acceptance: Literal["match", "ratio", "block"] = "ratio"
+    """Rule for unseeded sampling. Every rule is exact; block keeps slightly more than ratio, match less."""
+
+    max_rows: int = Field(LIMITS.max_rows, ge=1)
+    """Most requests in one batch. More share a pass over the weights, and each waits longer for it."""
+
+    max_prefill_tokens: int = Field(LIMITS.max_prefill_tokens, ge=1)
+    """Most prompt tokens in one step. More fill prompts sooner, and hold up running requests longer."""
+
+    max_waiting: int = Field(LIMITS.max_waiting, ge=1)
+    """Requests that may wait for a place; more are refused with RESOURCE_EXHAUSTED."""
+
+    support_limit: int = Field(LIMITS.support_limit, ge=1, le=1024)
+    """Most token ids on which a sampled draft is drawn. More keep slightly more drafts, at 8 bytes each."""
+
+    connect_timeout_s: float = Field(120.0, gt=0)
+    """How long to wait at start for the target to answer."""
+
+    draft_timeout_s: float = Field(5.0, gt=0)
+    """How long a round waits for proposals before it goes on without them."""
+
+    target_timeout_s: float = Field(60.0, gt=0)
+    """How long requests wait for a target that went away before they fail."""
+
+
+class Orchestrator:
+    """The parts, wired together; ``start`` and ``stop`` it inside a running event loop.
+
+    Args:
+        settings: validated.
+
+    Raises:
+        PilotfishError: the tokenizer cannot be read, or the port cannot be had.
+    """
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        self._settings = settings
+        self._tokenizer = Tokenizer(settings.model)
+        limits = Limits(
+            max_rows=settings.max_rows,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            max_waiting=settings.max_waiting,
+            support_limit=settings.support_limit,
+        )
+        self.loop = Loop(Scheduler(limits), settings.draft_timeout_s, settings.target_timeout_s)
+        self._weights_hash: str | None = None
+        self._links: list[WorkerLink[Any, Any]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> Server:
+        """Connects to the workers and starts rounds; returns the server, not started yet.
+
+        Raises:
+            PilotfishError: the target does not answer, or a worker does not fit the model.
+        """
+        target = WorkerLink(TARGET, self._settings.target, self._target_opened, self.loop.target_lost)
+        drafts = [WorkerLink(DRAFT, a, self._draft_opened, self.loop.draft_lost) for a in self._settings.draft]
+        self._links = [target, *drafts]
+        try:
+            await target.wait_opened(self._settings.connect_timeout_s)
+            await asyncio.gather(*(self._wait_for_draft(draft) for draft in drafts))
+            self._task = asyncio.create_task(self.loop.run(), name="rounds")
+            return self._server()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Ends the rounds and the streams."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.loop.fail_all(UnavailableError("the server is shutting down"))
+        await asyncio.gather(*(link.close() for link in self._links))
+
+    async def _wait_for_draft(self, draft: WorkerLink[Any, Any]) -> None:
+        """A replica that does not answer yet is no reason not to serve; one that does not fit is."""
+        try:
+            await draft.wait_opened(DRAFT_GRACE_S)
+        except UnavailableError as error:
+            log.warning("%s; rows decode without it until it does", error)
+
+    def _server(self) -> Server:
+        settings, target = self._settings, self.loop.target
+        assert target is not None
+        name = settings.name or target.grant.model_id
+        rule = Rule[settings.acceptance.upper()]
+        defaults = Defaults(settings.draft_length, rule, frozenset(self._tokenizer.eos_token_ids))
+        service = GenerationService(self.loop, self._tokenizer, name, defaults, lambda: self._info(name))
+        return Server(
+            settings.listen,
+            "pilotfish.v1.GenerationService",
+            lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server),
+        )
+
+    def _info(self, name: str) -> ServerInfo:
+        target, drafts = self.loop.target, list(self.loop.drafts.values())
+        return ServerInfo(
+            model=name,
+            version=version("pilotfish"),
+            max_len=target.grant.max_len if target is not None else 0,
+            vocab_size=target.grant.vocab_size if target is not None else 0,
+            draft_length=self._settings.draft_length if self._settings.draft else 0,
+            draft_replica_count=len(drafts),
+            draft_model=drafts[0].grant.model_id if drafts else "",
+            target_ready=target is not None,
+        )
+
+    def _target_opened(self, stream: TargetStream) -> None:
+        self._require_same_tokenizer(stream.grant.tokenizer_hash, "target", stream.address)
+        weights = stream.grant.weights_hash
+        if self._weights_hash not in (None, weights):
+            raise FailedPreconditionError(
+                f"target at {stream.address} came back with other weights ({weights[:12]}, were "
+                f"{(self._weights_hash or '')[:12]}); restart the orchestrator to serve them"
+            )
+        self._weights_hash = weights
+        self.loop.target_opened(stream)
+
+    def _draft_opened(self, stream: DraftStream) -> None:
+        self._require_same_tokenizer(stream.grant.tokenizer_hash, "draft", stream.address)
+        self.loop.draft_opened(stream)
+
+    def _require_same_tokenizer(self, found: str, kind: str, address: str) -> None:
+        if found != self._tokenizer.hash:
+            raise FailedPreconditionError(
+                f"{kind} at {address} has another tokenizer ({found[:12]}) than {self._settings.model} "
+                f"({self._tokenizer.hash[:12]}); token ids would not mean the same. Use a draft of the same family, "
+                "and --model of the target's own folder"
+            )
+
+
+async def _serve(settings: OrchestratorSettings) -> None:
+    orchestrator = Orchestrator(settings)
+    server = await orchestrator.start()
+    await serve_until_signal(server, "orchestrator", before_stop=orchestrator.stop)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the orchestrator until SIGINT or SIGTERM."""
+    settings = load(OrchestratorSettings, argv, PROGRAM)
+    try:
+        run(_serve(settings))
+    except PilotfishError as error:
+        fail_with(error, PROGRAM)

@@ -1,0 +1,122 @@
+"""Text to token ids and back, from a Hugging Face model folder, without torch.
+
+``transformers`` is not used: importing its tokenizers loads torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from orchestrator.chat_template import ChatTemplate
+from orchestrator.detokenizer import Detokenizer
+from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from pilotfish.tokenizer_hash import load_tokenizer, tokenizer_hash
+
+_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class Tokenizer:
+    """Tokenizer of one model.
+
+    Args:
+        folder: with tokenizer.json, and where the model has them tokenizer_config.json,
+            chat_template.jinja, generation_config.json and config.json.
+
+    Raises:
+        NotFoundError: if the folder or its tokenizer.json is missing.
+        InvalidArgumentError: if a file cannot be read.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise NotFoundError(f"model folder {self._folder} does not exist; see `pilotfish pull`")
+        self._tokenizer = load_tokenizer(self._folder)
+        self._settings = self._read_json("tokenizer_config.json")
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        """One more than the largest token id; the model may pad beyond it."""
+        self.eos_token_ids = self._read_eos_token_ids()
+        """Tokens that end a completion, as the model says; may be empty."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self._hidden = self.eos_token_ids | {token_id for token_id, token in added if token.special}
+
+    @cached_property
+    def hash(self) -> str:
+        """Equal for tokenizers that give the same ids; see ``tokenizer_hash`` in types.proto."""
+        return tokenizer_hash(self._folder)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the model puts around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, by the model's chat template.
+
+        Args:
+            messages: each with "role" and "content".
+            add_generation_prompt: ends with the beginning of the assistant's answer.
+
+        Raises:
+            FailedPreconditionError: if the model has no chat template.
+            InvalidArgumentError: if the template refuses the messages.
+        """
+        text = self._chat_template.render(messages, add_generation_prompt)
+        # The template has written out the special tokens already.
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens; special tokens and ids beyond the vocabulary give none."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def detokenizer(self, hidden: Collection[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for one completion; neither special and end tokens nor ``hidden`` give text."""
+        return Detokenizer(self._tokenizer, self._hidden | frozenset(hidden))
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        file = self._folder / "chat_template.jinja"
+        source = file.read_text(encoding="utf-8") if file.is_file() else self._settings.get("chat_template")
+        if isinstance(source, list):  # several by name; the one without tools or retrieval is "default"
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        if not source:
+            raise FailedPreconditionError("this model has no chat template: use a plain prompt")
+        return ChatTemplate(source, self._special_tokens)
+
+    @property
+    def _special_tokens(self) -> dict[str, str]:
+        """Texts of the named special tokens, as templates know them."""
+        found = {}
+        for name in (f"{kind}_token" for kind in _SPECIAL_NAMES):
+            value = self._settings.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if text is not None:
+                found[name] = str(text)
+        return found
+
+    def _read_eos_token_ids(self) -> frozenset[int]:
+        for name in ("generation_config.json", "config.json"):
+            value = self._read_json(name).get("eos_token_id")
+            if value is not None:
+                return frozenset(value if isinstance(value, list) else [value])
+        token_id = self._tokenizer.token_to_id(self._special_tokens.get("eos_token", ""))
+        return frozenset() if token_id is None else frozenset({token_id})
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """A JSON object of the folder; empty if the file is missing."""
+        path = self._folder / name
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path} is not JSON ({error}); fetch the model again") from error
+        if not isinstance(content, dict):
+            raise InvalidArgumentError(f"{path} is not a JSON object; fetch the model again")
+        return content
+
+
+__all__ = ["Detokenizer", "Tokenizer"]

@@ -1,0 +1,259 @@
+"""Streams to the target and the draft replicas.
+
+A ``WorkerStream`` is one open Execute call: steps out, results in, in order. A ``WorkerLink`` keeps
+one worker: it opens a stream, reports it, waits for its end, reports that, and tries again.
+
+Every new stream is a new incarnation with empty pages, so nothing that an old stream still owes can
+be taken for an answer of the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from pilotfish.errors import InternalError, PilotfishError, UnavailableError
+from pilotfish.rpc import codec
+from pilotfish.rpc.channel import connect
+from pilotfish.rpc.status import from_grpc
+from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, TargetResult, TargetStep
+from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Numbered(Protocol):
+    """A step or a result."""
+
+    @property
+    def step_id(self) -> int: ...
+
+
+Step = TypeVar("Step", bound=Numbered)
+Result = TypeVar("Result", bound=Numbered)
+
+RETRY_S = (0.1, 2.0)  # first and longest wait between attempts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind(Generic[Step, Result]):
+    """How to speak to one kind of worker; all the protobuf that a stream needs."""
+
+    name: str
+    execute: Callable[[grpc.aio.Channel], Any]
+    open_request: Callable[[types_pb2.StreamOpen], Any]
+    opened: Callable[[Any], tuple[Grant, tuple[ProposalKind, ...]]]
+    step_request: Callable[[Step], Any]
+    result: Callable[[Any], Result]
+
+
+TARGET: WorkerKind[TargetStep, TargetResult] = WorkerKind(
+    name="target",
+    execute=lambda channel: target_pb2_grpc.TargetServiceStub(channel).Execute,
+    open_request=lambda message: target_pb2.ExecuteTargetRequest(open=message),
+    opened=lambda response: (codec.grant_from_pb(response.opened), ()),
+    step_request=lambda step: target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)),
+    result=lambda response: codec.target_result_from_pb(response.result),
+)
+DRAFT: WorkerKind[DraftStep, DraftResult] = WorkerKind(
+    name="draft",
+    execute=lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Execute,
+    open_request=lambda message: draft_pb2.ExecuteDraftRequest(open=message),
+    opened=lambda response: codec.draft_opened_from_pb(response.opened),
+    step_request=lambda step: draft_pb2.ExecuteDraftRequest(step=codec.draft_step_to_pb(step)),
+    result=lambda response: codec.draft_result_from_pb(response.result),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[Result]):
+    """A result and the ``time.perf_counter`` seconds at which it was here."""
+
+    result: Result
+    arrived_at: float
+
+
+class WorkerStream(Generic[Step, Result]):
+    """One open Execute stream.
+
+    Attributes:
+        address: of the worker.
+        grant: what the worker granted.
+        kinds: how a drafter can propose; empty for a target.
+    """
+
+    def __init__(
+        self,
+        kind: WorkerKind[Step, Result],
+        address: str,
+        call: Any,
+        opened: tuple[Grant, tuple[ProposalKind, ...]],
+    ) -> None:
+        self.address = address
+        self.grant, self.kinds = opened
+        self._kind = kind
+        self._call = call
+        self._pending: deque[tuple[int, asyncio.Future[Reply[Result]]]] = deque()
+        self._closed_by: PilotfishError | None = None
+        self._reader = asyncio.create_task(self._read(), name=f"{kind.name} {address}")
+
+    @classmethod
+    async def open(
+        cls, kind: WorkerKind[Step, Result], address: str, channel: grpc.aio.Channel
+    ) -> WorkerStream[Step, Result]:
+        """Opens the stream and takes all the pages that the worker has left.
+
+        Raises:
+            PilotfishError: as the worker answered, ``UnavailableError`` if nobody did.
+        """
+        call = kind.execute(channel)()
+        try:
+            await call.write(kind.open_request(types_pb2.StreamOpen(peer="orchestrator")))
+            response = await call.read()
+            if response is grpc.aio.EOF:  # type: ignore[attr-defined]
+                raise UnavailableError(f"{address}: closed the stream before opening it ({await call.details()})")
+        except grpc.RpcError as error:
+            raise from_grpc(error, address) from None
+        except asyncio.InvalidStateError:  # the call ended before the write; its status says why
+            raise UnavailableError(f"{address}: {await call.details()}") from None
+        return cls(kind, address, call, kind.opened(response))
+
+    async def submit(self, step: Step) -> asyncio.Future[Reply[Result]]:
+        """Sends a step; the future becomes its reply, or the error that ended the stream."""
+        future: asyncio.Future[Reply[Result]] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieve)
+        if self._closed_by is not None:
+            future.set_exception(self._closed_by)
+            return future
+        self._pending.append((step.step_id, future))
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader learns why and fails the future
+            await self._call.write(self._kind.step_request(step))
+        return future
+
+    def close(self, reason: PilotfishError | None = None) -> None:
+        """Ends the stream; everything still owed fails with ``reason``."""
+        self._closed_by = self._closed_by or reason
+        self._call.cancel()
+
+    async def wait_closed(self) -> PilotfishError:
+        """Waits until the stream has ended and returns why."""
+        await self._reader
+        assert self._closed_by is not None
+        return self._closed_by
+
+    async def _read(self) -> None:
+        try:
+            async for response in self._call:
+                self._settle(self._kind.result(response), time.perf_counter())
+            reason: PilotfishError = UnavailableError(f"{self.address}: the worker closed the stream")
+        except grpc.RpcError as error:
+            reason = from_grpc(error, self.address)
+        except asyncio.CancelledError:
+            reason = UnavailableError(f"{self.address}: the stream was cancelled")
+        except PilotfishError as error:  # an answer that cannot be read
+            self._call.cancel()
+            reason = error
+        self._closed_by = self._closed_by or reason
+        for _, future in self._pending:
+            if not future.done():
+                future.set_exception(self._closed_by)
+        self._pending.clear()
+
+    def _settle(self, result: Result, now: float) -> None:
+        if not self._pending or self._pending[0][0] != result.step_id:
+            log.warning("%s %s: dropped a stale answer to step %d", self._kind.name, self.address, result.step_id)
+            return
+        _, future = self._pending.popleft()
+        if not future.done():
+            future.set_result(Reply(result, now))
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Marks an error as seen: steps that nobody waits for fail with their stream, which is reported once."""
+    if not future.cancelled():
+        future.exception()
+
+
+class WorkerLink(Generic[Step, Result]):
+    """Keeps a stream to one worker open, for ever.
+
+    Args:
+        kind: of the worker.
+        address: ``host:port``.
+        on_opened: a stream is open; may raise a PilotfishError to refuse it.
+        on_lost: the stream that was reported has ended, and why.
+    """
+
+    def __init__(
+        self,
+        kind: WorkerKind[Step, Result],
+        address: str,
+        on_opened: Callable[[WorkerStream[Step, Result]], None],
+        on_lost: Callable[[str, PilotfishError], None],
+    ) -> None:
+        self._kind = kind
+        self.address = address
+        self._on_opened = on_opened
+        self._on_lost = on_lost
+        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._first.add_done_callback(_retrieve)
+        self._last_error: PilotfishError = UnavailableError(f"{address}: not tried yet")
+        self._stream: WorkerStream[Step, Result] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"link {address}")
+
+    async def wait_opened(self, timeout_s: float) -> None:
+        """Waits for the first stream.
+
+        Raises:
+            UnavailableError: nobody answered in time; names the last reason.
+            PilotfishError: the worker answered, but was refused.
+        """
+        try:
+            await asyncio.wait_for(asyncio.shield(self._first), timeout_s)
+        except TimeoutError:
+            raise UnavailableError(
+                f"no {self._kind.name} answers at {self.address} after {timeout_s:g} s; is it running there? start one "
+                f"with `pilotfish {self._kind.name} --listen {self.address}` (last error: {self._last_error})"
+            ) from None
+
+    async def close(self) -> None:
+        """Ends the stream and stops trying."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        wait = RETRY_S[0]
+        while True:
+            try:
+                async with connect(self.address) as channel:
+                    stream = await WorkerStream.open(self._kind, self.address, channel)
+                    await self._serve(stream)
+                wait = RETRY_S[0]
+            except PilotfishError as error:
+                if str(error) != str(self._last_error):
+                    log.warning("%s %s", self._kind.name, error)
+                self._last_error = error
+                if not self._first.done() and not isinstance(error, UnavailableError):
+                    self._first.set_exception(error)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_S[1])
+
+    async def _serve(self, stream: WorkerStream[Step, Result]) -> None:
+        try:
+            self._on_opened(stream)
+            log.info("%s %s: open, %d pages", self._kind.name, self.address, stream.grant.page_count)
+            if not self._first.done():
+                self._first.set_result(None)
+            reason = await stream.wait_closed()
+            log.warning("%s %s: lost: %s", self._kind.name, self.address, reason)
+            self._on_lost(self.address, reason)
+        finally:
+            stream.close(InternalError("closed"))

@@ -1,0 +1,1 @@
+"""The command ``pilotfish``, one file per command; heavy imports wait until a command needs them."""

@@ -1,0 +1,160 @@
+"""Child processes of one command: started, watched until ready, stopped in order. Knows nothing about models."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pilotfish.errors import PilotfishError
+
+_READY = re.compile(r"ready \S+ (\S+:\d+)")
+_LAST_LINES = 15
+_LAST_WORDS_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+Log = Callable[[str, str], None]
+"""Called with (name of the child, one line of its output)."""
+
+
+class ChildDiedError(PilotfishError):
+    """A child process ended that should not have; the message carries its last lines."""
+
+
+class Child:
+    """One running process that says ``ready NAME HOST:PORT`` on stdout once it serves.
+
+    Attributes:
+        name: in logs.
+        ready: result is the address that it serves at; fails with ChildDiedError if it ends before.
+        ended: done when the process has ended and its output is read.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Log) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.name = name
+        self._process = process
+        self._log = log
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        readers = self._read_stdout(process.stdout), self._read_stderr(process.stderr)
+        self.ended = asyncio.create_task(self._watch(*readers), name=f"watch {name}")
+
+    def death(self) -> ChildDiedError:
+        """The error to report once it has ended, with its last lines."""
+        code = self._process.returncode
+        how = "was killed by " + signal.Signals(-code).name if code is not None and code < 0 else f"exited with {code}"
+        said = "; its last lines:" + "".join(f"\n  {line}" for line in self._last) if self._last else " without a word"
+        return ChildDiedError(f"{self.name} {how}{said}")
+
+    def terminate(self) -> None:
+        """Asks it to end, if it still runs."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends it at once, with whatever it has started itself."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _watch(self, *readers: Coroutine[Any, Any, None]) -> None:
+        reading = [asyncio.create_task(reader) for reader in readers]
+        await self._process.wait()
+        # What it started may hold the pipes open for longer than it lived itself.
+        _, unfinished = await asyncio.wait(reading, timeout=_LAST_WORDS_S)
+        for task in unfinished:
+            task.cancel()
+        if not self.ready.done():
+            self.ready.set_exception(self.death())
+            self.ready.exception()  # marks it as seen: not every caller waits for it
+
+    async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
+        async for line in _lines(stream):
+            if (match := _READY.fullmatch(line)) and not self.ready.done():
+                self.ready.set_result(match[1])
+            else:
+                self._show(line)
+
+    async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
+        async for line in _lines(stream):
+            self._show(line)
+
+    def _show(self, line: str) -> None:
+        self._last.append(line)
+        self._log(self.name, line)
+
+
+async def start(name: str, argv: Sequence[str], env: Mapping[str, str], log: Log) -> Child:
+    """Starts one process.
+
+    It does not get the terminal's Ctrl-C, so that children stop in the order that their parent wants; and it is
+    killed with its parent where the system can do that (Linux).
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **env},
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
+    return Child(name, process, log)
+
+
+async def stop(children: Sequence[Child], grace_s: float) -> None:
+    """Ends the children one after the other with SIGTERM, each once the one before has ended.
+
+    Those that are left when ``grace_s`` seconds are over are killed.
+    """
+    deadline = asyncio.get_running_loop().time() + grace_s
+    try:
+        async with asyncio.timeout_at(deadline):
+            for child in children:
+                child.terminate()
+                await asyncio.shield(child.ended)
+    except TimeoutError:
+        pass
+    finally:
+        for child in children:
+            child.kill()
+        await asyncio.gather(*(child.ended for child in children))
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines as a terminal would show them: of a progress bar that rewrites its line, the last state."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    while chunk := await stream.read(1 << 16):
+        *whole, rest = (rest + decoder.decode(chunk)).split("\n")
+        for line in whole:
+            yield _last_state(line)
+    if rest := rest + decoder.decode(b"", final=True):
+        yield _last_state(rest)
+
+
+def _last_state(line: str) -> str:
+    return line.rstrip().rpartition("\r")[2]
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """A ``preexec_fn`` that has the kernel kill the child when this process dies, however it dies; None off Linux."""
+    return partial(_die_with, os.getpid()) if sys.platform == "linux" else None
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died already, before the request
+        os._exit(1)

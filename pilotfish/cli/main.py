@@ -1,0 +1,49 @@
+"""The commands of ``pilotfish``, and what an error looks like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from pilotfish.cli import chat, demo, generate, health, pull, services, up
+from pilotfish.cli.console import stderr
+from pilotfish.errors import PilotfishError
+
+
+class _Commands(TyperGroup):
+    """Reports every error of ours as one line on stderr and exits with 1; bad usage exits with 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PilotfishError as error:
+            stderr.print(Text(f"error: {error}", style="red"), soft_wrap=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="pilotfish",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    help="A small draft model proposes, the large target model checks: the target's own text, only sooner.",
+    epilog="Start with [bold]pilotfish up[/], then in a second terminal [bold]pilotfish chat[/].",
+)
+app.command(rich_help_panel="Start here")(demo.demo)
+app.command(rich_help_panel="Start here")(up.up)
+app.command(rich_help_panel="Ask")(generate.generate)
+app.command(rich_help_panel="Ask")(chat.chat)
+app.command(rich_help_panel="Run the parts yourself")(pull.pull)
+for _name, _command in services.COMMANDS.items():
+    app.command(
+        _name,
+        rich_help_panel="Run the parts yourself",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_command)
+app.command(rich_help_panel="Run the parts yourself")(health.health)

@@ -1,0 +1,261 @@
+"""``pilotfish up``: all services on this machine, as real processes, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.text import Text
+
+from pilotfish.cli import children, options
+from pilotfish.cli.console import stderr, waiting
+from pilotfish.cli.pull import fetch
+from pilotfish.errors import NotFoundError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+_GRACE_S = 10.0
+_ANY_PORT = "127.0.0.1:0"
+_COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
+
+
+def up(
+    target: Annotated[str, typer.Option(metavar="MODEL", help="Name, Hugging Face id or folder.")] = "smollm2",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL|none", help="Small model of the same tokenizer. Left out: the target's first layers."
+        ),
+    ] = None,
+    draft_layers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Draft with the first N layers. Left out: a quarter of the target's."),
+    ] = None,
+    draft_length: Annotated[int, typer.Option(metavar="K", min=0, help="Most draft tokens a round.")] = 4,
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Draft processes.")] = 1,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of weights and activations. Left out: the services choose.")
+    ] = None,
+    pages: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="KV pages of each worker. Left out: the services choose.")
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients ask.")] = options.ADDRESS,
+) -> None:
+    """Start target, draft and orchestrator on this machine.
+
+    Prints one line that starts with [bold]ready[/] when it serves;
+    what the services say goes to stderr. Ctrl-C stops everything.
+
+    [dim]$ pilotfish up[/]
+    [dim]$ pilotfish up --target ./my-model --draft ./my-small-model[/]
+    [dim]$ pilotfish up --target smollm2 --draft none[/]
+    """
+    if draft == "none" and draft_layers is not None:
+        raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
+    model = Model(target, fetch(target))
+    plan = Plan(
+        target=model,
+        draft=_draft(model, draft, draft_layers),
+        draft_length=draft_length,
+        replicas=replicas,
+        dtype=dtype,
+        pages=pages,
+        listen=listen,
+    )
+    raise typer.Exit(asyncio.run(_serve(plan)))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to serve."""
+
+    name: str
+    folder: Path
+    layers: int | None = None
+    """Serve only the first so many; None serves all."""
+
+    @property
+    def label(self) -> str:
+        """The name that clients and logs see."""
+        return self.name if self.layers is None else f"{self.name}:first-{self.layers}-layers"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start, and the command lines that it takes."""
+
+    target: Model
+    draft: Model | None
+    draft_length: int
+    replicas: int
+    dtype: str | None
+    pages: int | None
+    listen: str
+
+    @property
+    def worker_count(self) -> int:
+        return 1 + (self.replicas if self.draft is not None else 0)
+
+    def target_argv(self, threads: int) -> list[str]:
+        return _python("target_svc", *self._worker(self.target, threads))
+
+    def draft_argv(self, draft: Model, threads: int) -> list[str]:
+        return _python("draft_svc", *self._worker(draft, threads), "--drafter", "model")
+
+    def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
+        workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
+        model = ["--model", str(self.target.folder), "--name", self.target.label]
+        return _python(
+            "orchestrator", "--listen", self.listen, *workers, *model, "--draft-length", str(self.draft_length)
+        )
+
+    def _worker(self, model: Model, threads: int) -> list[str]:
+        argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT, "--threads", str(threads)]
+        given = {"--layers": model.layers, "--dtype": self.dtype, "--pages": self.pages}
+        return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
+
+
+def threads_per_worker(cores: int, workers: int) -> list[int]:
+    """Threads for each worker, the target first; they add up to the cores, with at least one each.
+
+    OpenMP threads of two processes on the same core slow each other many times over.
+    """
+    share, left = divmod(cores, workers)
+    return [max(1, share + (index < left)) for index in range(workers)]
+
+
+def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None:
+    if draft == "none":
+        return None
+    if draft is None:
+        return Model(target.name, target.folder, layers if layers is not None else _quarter(target.folder))
+    return Model(draft, fetch(draft), layers)
+
+
+def _quarter(folder: Path) -> int:
+    """A quarter of the model's layers, rounded up."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int):
+        raise NotFoundError(f"{folder / 'config.json'} has no num_hidden_layers; give --draft-layers, or --draft MODEL")
+    return -(-layers // 4)
+
+
+def _python(module: str, *argv: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module, *argv]  # -P: never a module of that name in the current folder
+
+
+def _log(name: str, line: str) -> None:
+    colour = _COLOURS[name.partition("-")[0]]
+    stderr.print(Text.assemble((f"{name:>12} │ ", colour), line), soft_wrap=True)
+
+
+async def _serve(plan: Plan) -> int:
+    """Runs the plan until a signal or a death; the exit code."""
+    stopped = asyncio.Event()
+    fleet = _Fleet(plan)
+
+    def on_signal() -> None:
+        if stopped.is_set():  # the second one: somebody does not want to wait
+            for child in fleet.in_stopping_order():
+                child.kill()
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    signalled = asyncio.create_task(stopped.wait())
+    serving = asyncio.create_task(fleet.serve())
+    try:
+        await asyncio.wait({signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving  # it only ends by an error
+    finally:
+        signalled.cancel()
+        serving.cancel()
+        await asyncio.gather(signalled, serving, return_exceptions=True)
+        await children.stop(fleet.in_stopping_order(), _GRACE_S)
+    return 0
+
+
+class _Fleet:
+    """The processes of one ``up``."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._target: children.Child | None = None
+        self._drafts: list[children.Child] = []
+        self._orchestrator: children.Child | None = None
+
+    async def serve(self) -> None:
+        """Starts all, says ready, and watches; ends only by an error.
+
+        Raises:
+            ChildDiedError: the target or the orchestrator died, or any child before all were ready.
+        """
+        with waiting() as report:
+            report("starting target and draft" if self._plan.draft else "starting the target")
+            target, drafts = await self._start_workers()
+            report("starting the orchestrator")
+            address = await self._start_orchestrator(target, drafts)
+        draft = self._plan.draft.label if self._plan.draft is not None else "none"
+        print(
+            f"ready {address} target={self._plan.target.label} draft={draft} draft_length={self._plan.draft_length}",
+            flush=True,
+        )
+        await self._watch()
+
+    def in_stopping_order(self) -> list[children.Child]:
+        """Who serves clients first, so that nobody is asked who is gone."""
+        return [child for child in (self._orchestrator, *self._drafts, self._target) if child is not None]
+
+    async def _start_workers(self) -> tuple[str, list[str]]:
+        plan, threads = self._plan, _threads(self._plan.worker_count)
+        self._target = await _start("target", plan.target_argv(threads[0]), threads[0])
+        if plan.draft is not None:
+            for index, count in enumerate(threads[1:]):
+                name = "draft" if plan.replicas == 1 else f"draft-{index}"
+                self._drafts.append(await _start(name, plan.draft_argv(plan.draft, count), count))
+        target, *drafts = await asyncio.gather(*(child.ready for child in (self._target, *self._drafts)))
+        return target, drafts
+
+    async def _start_orchestrator(self, target: str, drafts: list[str]) -> str:
+        self._orchestrator = await _start("orchestrator", self._plan.orchestrator_argv(target, drafts), 1)
+        events: list[asyncio.Future[Any]] = [self._orchestrator.ready]
+        events += [child.ended for child in self.in_stopping_order()]
+        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+        for child in self.in_stopping_order():
+            if child.ended.done():
+                raise child.death()
+        return await self._orchestrator.ready
+
+    async def _watch(self) -> None:
+        alive = {child.ended: child for child in self.in_stopping_order()}
+        while True:
+            ended, _ = await asyncio.wait(alive, return_when=asyncio.FIRST_COMPLETED)
+            for child in (alive.pop(task) for task in ended):
+                if child not in self._drafts:
+                    raise child.death()
+                stderr.print(Text(f"{child.death()}\ngoing on without it", style="red"), soft_wrap=True)
+
+
+def _threads(workers: int) -> list[int]:
+    given = os.environ.get("OMP_NUM_THREADS")
+    if given is not None and given.isdecimal():
+        return [int(given)] * workers
+    return threads_per_worker(_cores(), workers)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+async def _start(name: str, argv: list[str], threads: int) -> children.Child:
+    env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    return await children.start(name, argv, env, _log)

@@ -1,0 +1,99 @@
+"""What a caller may ask of a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from pilotfish.errors import InvalidArgumentError
+from pilotfish.v1 import generation_pb2 as pb
+
+Acceptance = Literal["match", "ratio", "block"]
+
+_RULES = {name: pb.AcceptanceRule.Value(f"ACCEPTANCE_RULE_{name.upper()}") for name in get_args(Acceptance)}
+_WANTED = {
+    "max_tokens": "an integer of 32 bits",
+    "temperature": "a number",
+    "top_k": "an integer of 32 bits",
+    "top_p": "a number",
+    "min_p": "a number",
+    "seed": "None or an integer from 0 to 2**64 - 1",
+    "stop": "a text or a sequence of texts",
+    "stop_token_ids": "a sequence of integers of 32 bits",
+    "ignore_eos": "True or False",
+    "acceptance": "None, 'match', 'ratio' or 'block'",
+    "draft_length": "None or an integer of 32 bits",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample and when to stop.
+
+    Only what could not be sent is refused here; the server judges the ranges, so that there is one truth.
+
+    Raises:
+        InvalidArgumentError: a value of the wrong type, naming the field.
+    """
+
+    max_tokens: int = 64
+    """Most tokens to generate, at least 1; prompt and completion together may not exceed the model's length."""
+
+    temperature: float = 0.0
+    """0 is greedy; finite, at least 0."""
+
+    top_k: int = 0
+    """Keeps the k likeliest tokens; 0 keeps all."""
+
+    top_p: float = 1.0
+    """Keeps the likeliest tokens that together reach this probability; in (0, 1]."""
+
+    min_p: float = 0.0
+    """Drops tokens less likely than this times the likeliest one's probability; in [0, 1]."""
+
+    seed: int | None = None
+    """Makes the text a function of (seed, prompt, model) alone, whatever the draft; 64 bits, unsigned."""
+
+    stop: str | Sequence[str] = ()
+    """Texts that end the completion and are not part of it; at most 16, none empty."""
+
+    stop_token_ids: Sequence[int] = ()
+    """Tokens that end the completion; part of ``token_ids``, not of the text."""
+
+    ignore_eos: bool = False
+    """Goes on after the model's own end token."""
+
+    acceptance: Acceptance | None = None
+    """Rule by which draft tokens are kept, all lossless. None: "match" for temperature 0 and for seeds, else the
+    server's default."""
+
+    draft_length: int | None = None
+    """Most draft tokens per round; 0 does without the draft. None: the server's."""
+
+    def __post_init__(self) -> None:
+        self.to_pb()
+
+    def to_pb(self) -> pb.SamplingParams:
+        """The message of the contract."""
+        message = pb.SamplingParams()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            try:
+                message.MergeFrom(pb.SamplingParams(**{field.name: _wire_value(field.name, value)}))
+            except (TypeError, ValueError, KeyError) as error:
+                raise InvalidArgumentError(f"{field.name} is {value!r}; it must be {_WANTED[field.name]}") from error
+        return message
+
+
+def _wire_value(name: str, value: Any) -> Any:
+    """The value for protobuf, which itself refuses wrong types and what does not fit."""
+    if name == "stop":
+        return [value] if isinstance(value, str) else list(value)
+    if name == "acceptance":
+        return None if value is None else _RULES[value]
+    if value is None and name not in ("seed", "draft_length"):
+        raise TypeError(f"{name} may not be None")
+    if isinstance(value, bool) is not (name == "ignore_eos"):
+        raise TypeError("a truth value is no number, and a number no truth value")
+    return value

@@ -1,0 +1,246 @@
+"""What comes back, as plain immutable values, and how the stream's events fold into them. No IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pilotfish.errors import FailedPreconditionError, InternalError
+from pilotfish.v1 import generation_pb2 as pb
+
+TokenKind = Literal["accepted", "recovered", "bonus"]
+FinishReason = Literal["stop", "length"]
+
+_KINDS: dict[int, TokenKind] = {
+    pb.TOKEN_KIND_ACCEPTED: "accepted",
+    pb.TOKEN_KIND_RECOVERED: "recovered",
+    pb.TOKEN_KIND_BONUS: "bonus",
+}
+_REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """One round, split; in microseconds. The parts sum to the time from the end of the round before."""
+
+    target_us: int
+    """The target model at work."""
+    draft_us: int
+    """The slowest draft replica at work."""
+    hops_us: int
+    """Waiting for workers beyond their work: serialisation and network."""
+    orchestrator_us: int
+    """The orchestrator itself on the critical path."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a completion."""
+
+    id: int
+    text: str
+    """Text that became final with it; empty inside a character or where a stop text could begin."""
+    kind: TokenKind
+    """"accepted": a draft token that was kept; "recovered": the target's token where the draft failed; "bonus": the
+    target's token after a fully accepted path, which may be empty."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added."""
+
+    tokens: tuple[Token, ...]
+    drafted: int
+    """Draft tokens that were judged in the round."""
+    times: RoundTimes
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for token in self.tokens)
+
+    @property
+    def kinds(self) -> tuple[TokenKind, ...]:
+        return tuple(token.kind for token in self.tokens)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a completion cost."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the target's prefix cache."""
+    rounds: int
+    """Propose, verify, accept cycles; the tokens that prefills end with belong to none."""
+    drafted: int
+    """Draft tokens judged by the target."""
+    accepted: int
+    """Draft tokens kept."""
+    accepted_per_position: tuple[int, ...]
+    """Element i: rounds in which the draft token at depth i + 1 was kept."""
+    drafted_per_position: tuple[int, ...]
+    """Element i: rounds that had a draft token at depth i + 1."""
+    queue_us: int
+    """From arrival to first being scheduled, in microseconds."""
+    first_token_us: int
+    """From arrival to the first token, in microseconds."""
+    total_us: int
+    """From arrival to the end, in microseconds."""
+    round_total: RoundTimes
+    """Sums over the rounds."""
+    round_median: RoundTimes
+    """Medians over the rounds."""
+    preemptions: int
+    """Times the request lost its pages to others and was prefilled again."""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the draft tokens that were kept; None if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """The kept draft tokens and the target's own, per round; None without a round."""
+        return 1 + self.accepted / self.rounds if self.rounds else None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    """"stop": an end token, a stop token or a stop text; "length": ``max_tokens`` was reached."""
+    usage: Usage
+    request_id: str
+    model: str
+    pieces: tuple[Piece, ...] = field(repr=False)
+    """The completion, round by round."""
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What is served."""
+
+    model: str
+    version: str
+    max_len: int
+    """Longest prompt plus completion, in tokens."""
+    vocab_size: int
+    """Rows of the model's output layer."""
+    draft_length: int
+    """Draft tokens per round and row."""
+    draft_replica_count: int
+    """Draft replicas that answer now."""
+    draft_model: str
+    """Name of the drafter's model; empty without one."""
+    target_ready: bool
+    """False while the target is away."""
+
+
+class Fold:
+    """Folds the events of one ``Generate`` call: started, then pieces, then finished.
+
+    Raises:
+        InternalError: the server breaks that order or sends a value that the contract refuses.
+    """
+
+    def __init__(self) -> None:
+        self._started: pb.Started | None = None
+        self._pieces: list[Piece] = []
+        self._result: Completion | None = None
+
+    def add(self, response: pb.GenerateResponse) -> Piece | None:
+        """Takes the next event; returns what a piece brought, None for the others."""
+        event = response.WhichOneof("event")
+        if event == "started" and self._started is None:
+            self._started = response.started
+            return None
+        if event == "piece" and self._started is not None and self._result is None:
+            self._pieces.append(_piece_from_pb(response.piece))
+            return self._pieces[-1]
+        if event == "finished" and self._started is not None and self._result is None:
+            self._result = self._completion(self._started, response.finished)
+            return None
+        raise InternalError(f"the server sent event {event!r} out of order")
+
+    def end(self) -> None:
+        """The stream ended with status OK."""
+        if self._result is None:
+            raise InternalError("the server ended the stream without `finished`")
+
+    @property
+    def result(self) -> Completion:
+        if self._result is None:
+            raise FailedPreconditionError("the stream has no result before its end; read all its pieces first")
+        return self._result
+
+    def _completion(self, started: pb.Started, finished: pb.Finished) -> Completion:
+        if finished.reason not in _REASONS:
+            raise InternalError(f"the server sent finish reason {finished.reason}")
+        return Completion(
+            text="".join(piece.text for piece in self._pieces),
+            token_ids=tuple(token_id for piece in self._pieces for token_id in piece.token_ids),
+            finish_reason=_REASONS[finished.reason],
+            usage=_usage_from_pb(finished.usage),
+            request_id=started.request_id,
+            model=started.model,
+            pieces=tuple(self._pieces),
+        )
+
+
+def server_info_from_pb(info: pb.GetServerInfoResponse) -> ServerInfo:
+    return ServerInfo(
+        model=info.model,
+        version=info.version,
+        max_len=info.max_len,
+        vocab_size=info.vocab_size,
+        draft_length=info.draft_length,
+        draft_replica_count=info.draft_replica_count,
+        draft_model=info.draft_model,
+        target_ready=info.target_ready,
+    )
+
+
+def _piece_from_pb(piece: pb.Piece) -> Piece:
+    if not len(piece.token_ids) == len(piece.token_texts) == len(piece.kinds):
+        raise InternalError(
+            f"the server sent {len(piece.token_ids)} token_ids with {len(piece.token_texts)} token_texts "
+            f"and {len(piece.kinds)} kinds"
+        )
+    if unknown := [kind for kind in piece.kinds if kind not in _KINDS]:
+        raise InternalError(f"the server sent token kind {unknown[0]}")
+    tokens = tuple(
+        Token(token_id, text, _KINDS[kind])
+        for token_id, text, kind in zip(piece.token_ids, piece.token_texts, piece.kinds, strict=True)
+    )
+    return Piece(tokens, piece.drafted, _times_from_pb(piece.times))
+
+
+def _usage_from_pb(usage: pb.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        rounds=usage.rounds,
+        drafted=usage.drafted,
+        accepted=usage.accepted,
+        accepted_per_position=tuple(usage.accepted_per_position),
+        drafted_per_position=tuple(usage.drafted_per_position),
+        queue_us=usage.queue_us,
+        first_token_us=usage.first_token_us,
+        total_us=usage.total_us,
+        round_total=_times_from_pb(usage.round_total),
+        round_median=_times_from_pb(usage.round_median),
+        preemptions=usage.preemptions,
+    )
+
+
+def _times_from_pb(times: pb.RoundTimes) -> RoundTimes:
+    return RoundTimes(times.target_us, times.draft_us, times.hops_us, times.orchestrator_us)

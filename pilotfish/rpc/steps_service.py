@@ -1,0 +1,135 @@
+"""Step streams: what ``Execute`` does in both workers, whatever the engine behind it.
+
+The event loop only moves messages. Everything that touches a model runs on one thread of its own,
+in the order asked for: opening and closing a stream too, so that pages are never given back while a
+step still writes to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from pilotfish.errors import InvalidArgumentError, UnavailableError
+from pilotfish.rpc import status
+from pilotfish.steps import Grant
+
+log = logging.getLogger(__name__)
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+Step = TypeVar("Step")
+Result = TypeVar("Result")
+StepIn = TypeVar("StepIn", contravariant=True)
+ResultOut = TypeVar("ResultOut", covariant=True)
+Value = TypeVar("Value")
+
+
+class StepEngine(Protocol[StepIn, ResultOut]):
+    """What a worker's engine offers to its streams."""
+
+    def open(self, page_count: int | None) -> Grant: ...
+    def close(self, grant: Grant) -> None: ...
+    def run(self, grant: Grant, step: StepIn) -> ResultOut: ...
+
+
+@dataclass(frozen=True)
+class Wire(Generic[Step, Result]):
+    """How one worker's messages are read and written."""
+
+    step: Callable[[Any], Step]  # from the request's step
+    opened: Callable[[Grant], Any]  # a whole response
+    result: Callable[[Result], Any]  # a whole response
+
+
+class ModelThread:
+    """The one thread that runs model code."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    async def call(self, function: Callable[..., Value], *args: Any) -> Value:
+        """Runs ``function`` after everything asked for before; cancelling does not stop it."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+        """As ``call``, without waiting."""
+        self._executor.submit(function, *args)
+
+    def shutdown(self) -> None:
+        """Waits for what was asked for, then ends the thread."""
+        self._executor.shutdown()
+
+
+class StepStreams(Generic[Step, Result]):
+    """All open ``Execute`` streams of one worker."""
+
+    def __init__(self, engine: StepEngine[Step, Result], thread: ModelThread, wire: Wire[Step, Result]) -> None:
+        self._engine, self._thread, self._wire = engine, thread, wire
+        self._scopes: set[asyncio.Timeout] = set()
+        self._stopping = False
+
+    async def serve(self, context: status.Context) -> None:
+        """Serves one stream until the caller ends it.
+
+        Raises:
+            InvalidArgumentError: if the caller breaks the contract.
+            OverloadedError: if it asks for more pages than there are.
+            UnavailableError: when the worker stops.
+        """
+        try:
+            async with asyncio.timeout(0 if self._stopping else None) as scope:
+                self._scopes.add(scope)
+                try:
+                    await self._serve(context)
+                finally:
+                    self._scopes.discard(scope)
+        except TimeoutError:
+            raise UnavailableError("this worker is shutting down; connect to another") from None
+
+    async def stop(self) -> None:
+        """Ends all streams, and every later one, with UNAVAILABLE."""
+        self._stopping = True
+        for scope in self._scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+    async def _serve(self, context: status.Context) -> None:
+        first = await context.read()
+        if first is _EOF:
+            return
+        if first.WhichOneof("payload") != "open":
+            raise InvalidArgumentError("the first message of a stream must be `open`")
+        asked = first.open.page_count if first.open.HasField("page_count") else None
+        grant = await self._open(asked)
+        peer = first.open.peer or context.peer()
+        log.info("stream of %s opened with %d pages", peer, grant.page_count)
+        try:
+            await context.write(self._wire.opened(grant))
+            while (request := await context.read()) is not _EOF:
+                if request.WhichOneof("payload") != "step":
+                    raise InvalidArgumentError("after `open`, every message of a stream must be a `step`")
+                result = await self._thread.call(self._engine.run, grant, self._wire.step(request.step))
+                await context.write(self._wire.result(result))
+        finally:
+            # No await here: this also runs when the call is cancelled.
+            self._thread.submit(self._engine.close, grant)
+            log.info("stream of %s closed", peer)
+
+    async def _open(self, page_count: int | None) -> Grant:
+        """A grant that is closed again if the caller leaves while it is made."""
+        opening = asyncio.ensure_future(self._thread.call(self._engine.open, page_count))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._close_abandoned)
+            raise
+
+    def _close_abandoned(self, opening: asyncio.Future[Grant]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._thread.submit(self._engine.close, opening.result())

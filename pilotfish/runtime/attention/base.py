@@ -1,0 +1,52 @@
+"""What every attention backend does: plan once per step, run once per layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pilotfish.runtime.batch import Bools
+from pilotfish.steps import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes that never change within a model."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+
+
+class Attention(ABC):
+    """Attention of ragged query rows over paged keys and values that are already written.
+
+    A query sees the slots before its row's new tokens, and of those itself and what came before it
+    in its chain, or its ancestors in its tree.
+    """
+
+    @abstractmethod
+    def plan(
+        self,
+        qo_indptr: Ints,
+        kv_indptr: Ints,
+        kv_indices: Ints,
+        last_page_len: Ints,
+        trees: tuple[Bools | None, ...],
+    ) -> None:
+        """Prepares the next step from host integers; fields as in ``Batch``."""
+
+    @abstractmethod
+    def run(self, q: Tensor, kv: Tensor) -> Tensor:
+        """Attends in one layer.
+
+        Args:
+            q: rotated queries, ``[tokens, heads, head_dim]``.
+            kv: one layer of the cache, ``[pages, 2, page_size, kv_heads, head_dim]``.
+
+        Returns:
+            ``[tokens, heads, head_dim]``.
+        """

@@ -1,0 +1,85 @@
+"""A model folder on disk becomes a decoder in memory, with the hashes that name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime.config import ModelConfig
+from pilotfish.runtime.models.decoder import Decoder
+from pilotfish.runtime.weights import load_weights, weights_hash
+from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder and what the other side of a stream is told about it; see ``StreamOpened``."""
+
+    model_id: str
+    decoder: Decoder
+    weights_hash: str
+    tokenizer_hash: str
+    tokenizer_vocab_size: int
+    """Ids that the tokenizer knows; the output layer may have more rows."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.decoder.config
+
+
+def load_model(
+    folder: Path, *, dtype: str = "auto", device: str = "auto", layers: int | None = None, name: str | None = None
+) -> LoadedModel:
+    """Loads a Hugging Face model folder.
+
+    Args:
+        folder: with config.json, safetensors and tokenizer.json.
+        dtype: float32, bfloat16, float16, or auto: float32 on the CPU and bfloat16 elsewhere.
+        device: as torch names it, or auto: the first GPU if there is one, else the CPU.
+        layers: use only the first so many layers; None for all.
+        name: what to call the model; None for the folder's name.
+
+    Raises:
+        NotFoundError: if a file is missing.
+        InvalidArgumentError: if the model cannot be run as asked.
+    """
+    where = resolve_device(device)
+    config = ModelConfig.from_folder(folder).with_layers(layers)
+    tokenizer = tokenizer_hash(folder)
+    weights = load_weights(folder, config, resolve_dtype(dtype, where), where)
+    return LoadedModel(
+        model_id=name or folder.resolve().name,
+        decoder=Decoder(config, weights),
+        weights_hash=weights_hash(folder, layers),
+        tokenizer_hash=tokenizer,
+        tokenizer_vocab_size=tokenizer_vocab_size(folder),
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called ``name``; see ``load_model``."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError(f"device is {name!r}; must be auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"device is {name!r}; must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidArgumentError(f"device is {name!r}, but this machine has {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The element type called ``name``; see ``load_model``."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise InvalidArgumentError(f"dtype is {name!r}; must be auto or one of {', '.join(DTYPES)}")
+    return DTYPES[name]

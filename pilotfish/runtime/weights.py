@@ -1,0 +1,185 @@
+"""Strict loading of safetensors checkpoints: one file or several, nothing missing, nothing unknown.
+
+A decoder states which tensors it needs and in which shapes; the checkpoint must hold exactly those.
+Two exceptions, both written by real tools: tensors of layers beyond the first N when only N are
+loaded, and ``rotary_emb.inv_freq``, which old Llama files carry and which the configuration gives.
+A stored lm_head of a tied model is accepted if it equals the embeddings; if not, the flag and the
+file contradict each other and the user must say which is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pilotfish.errors import InvalidArgumentError, NotFoundError
+from pilotfish.runtime.config import ModelConfig, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_UNUSED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_SAMPLE_BYTES = 1 << 16
+_SAMPLES = 8
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name and shape of every tensor that the decoder uses."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+
+    def linear(name: str, rows: int, columns: int, bias: bool) -> None:
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{prefix}.{name}.weight"] = (hidden,)
+        for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            linear(f"{prefix}.self_attn.{name}", rows, hidden, config.qkv_bias)
+        linear(f"{prefix}.self_attn.o_proj", hidden, q, config.output_bias)
+        if config.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                shapes[f"{prefix}.self_attn.{name}.weight"] = (config.head_dim,)
+        for name in ("gate_proj", "up_proj"):
+            linear(f"{prefix}.mlp.{name}", inner, hidden, config.mlp_bias)
+        linear(f"{prefix}.mlp.down_proj", hidden, inner, config.mlp_bias)
+    return shapes
+
+
+def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Reads the tensors of ``expected_shapes``, converted to ``dtype`` on ``device``.
+
+    Raises:
+        NotFoundError: if the folder has no safetensors files.
+        InvalidArgumentError: on a corrupt file, or a missing, unknown or wrongly shaped tensor.
+    """
+    expected = expected_shapes(config)
+    weights: dict[str, Tensor] = {}
+    tied_head: Tensor | None = None
+    for path, names in checkpoint_files(folder).items():
+        for name, tensor in _read(path, names, expected, config):
+            if name in expected:
+                weights[name] = tensor.to(device=device, dtype=dtype)
+            else:
+                tied_head = tensor
+    missing = sorted(expected.keys() - weights.keys())
+    if missing:
+        raise InvalidArgumentError(
+            f"{folder} lacks {_list(missing)}; the checkpoint does not fit its config.json, fetch the model again"
+        )
+    embeddings = weights["model.embed_tokens.weight"]
+    if tied_head is not None and not torch.equal(tied_head.to(device=device, dtype=dtype), embeddings):
+        raise InvalidArgumentError(
+            f"{folder} ties the embeddings, yet stores an lm_head.weight that differs from them; "
+            "set tie_word_embeddings to false in config.json, or remove lm_head.weight"
+        )
+    return weights
+
+
+def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
+    """Files of the checkpoint with the tensors that the index says they hold (None: no index)."""
+    if not folder.is_dir():
+        raise NotFoundError(f"model folder {folder} does not exist; fetch one with `pilotfish pull`, which prints it")
+    if (folder / SINGLE_FILE).is_file():
+        return {folder / SINGLE_FILE: None}
+    if not (folder / INDEX_FILE).is_file():
+        raise NotFoundError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; other formats are not read")
+    weight_map = read_json(folder, INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise InvalidArgumentError(f"{folder / INDEX_FILE} has no weight_map of names to files; fetch the model again")
+    files: dict[Path, set[str] | None] = {}
+    for name, file in weight_map.items():
+        if Path(file).name != file:
+            raise InvalidArgumentError(f"{folder / INDEX_FILE} names the file {file!r}; must lie in the same folder")
+        names = files.setdefault(folder / file, set())
+        assert names is not None
+        names.add(name)
+    return dict(sorted(files.items()))
+
+
+def weights_hash(folder: Path, layers: int | None = None) -> str:
+    """SHA-256 in hex over the configuration, all tensor headers and a sample of every file's bytes.
+
+    Args:
+        folder: a Hugging Face model folder.
+        layers: how many of the first layers are used; None for all. Another number is another model.
+    """
+    digest = hashlib.sha256(json.dumps([read_json(folder, "config.json"), layers], sort_keys=True).encode())
+    for path in checkpoint_files(folder):
+        with _open(path) as file:
+            header = [(n, (t := file.get_slice(n)).get_dtype(), t.get_shape()) for n in sorted(file.keys())]
+        digest.update(json.dumps([path.name, header]).encode())
+        for sample in _samples(path):
+            digest.update(sample)
+    return digest.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """Blocks spread evenly from the first to the last byte; the whole file if it is short."""
+    size = path.stat().st_size
+    last = max(size - _SAMPLE_BYTES, 0)
+    with path.open("rb") as file:
+        for i in range(_SAMPLES):
+            file.seek(last * i // (_SAMPLES - 1))
+            yield file.read(_SAMPLE_BYTES)
+
+
+def _open(path: Path) -> safe_open:
+    if not path.is_file():
+        raise NotFoundError(f"{path} does not exist, though {INDEX_FILE} names it; fetch the model again")
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InvalidArgumentError(f"{path} is corrupt or cut short ({error}); fetch the model again") from error
+
+
+def _read(
+    path: Path, indexed: set[str] | None, expected: Mapping[str, tuple[int, ...]], config: ModelConfig
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file that matter: those expected, and a stored head of a tied model."""
+    with _open(path) as file:
+        names = set(file.keys())
+        if indexed is not None and names != indexed:
+            raise InvalidArgumentError(f"{path} and {INDEX_FILE} disagree about {_list(sorted(names ^ indexed))}")
+        tied_head = {"lm_head.weight"} if config.tied_embeddings else set()
+        unknown = sorted(n for n in names if n not in expected and n not in tied_head and not _is_unused(n, config))
+        if unknown:
+            raise InvalidArgumentError(f"{path} holds {_list(unknown)}, unknown to {config.architecture}")
+        for name in sorted(names & (expected.keys() | tied_head)):
+            part = file.get_slice(name)
+            shape, stored = tuple(part.get_shape()), part.get_dtype()
+            wanted = expected.get(name, (config.vocab_size, config.hidden_size))
+            if shape != wanted:
+                raise InvalidArgumentError(f"{path}: {name} has shape {shape}; config.json asks for {wanted}")
+            if stored not in _FLOATS:
+                raise InvalidArgumentError(f"{path}: {name} is stored as {stored}; known are {sorted(_FLOATS)}")
+            yield name, file.get_tensor(name)
+
+
+def _is_unused(name: str, config: ModelConfig) -> bool:
+    if _UNUSED.search(name):
+        return True
+    layer = _LAYER.match(name)
+    return layer is not None and config.layers <= int(layer[1]) < config.checkpoint_layers
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

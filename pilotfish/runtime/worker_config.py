@@ -1,0 +1,43 @@
+"""Settings that both workers share; imports no torch, so that a bad flag is reported at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pilotfish.settings import Settings
+
+
+class WorkerConfig(Settings):
+    """How a worker runs its model."""
+
+    listen: str
+    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+
+    name: str | None = None
+    """What to call the model; default: the name of its folder."""
+
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N; auto takes the first GPU if there is one."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and cache. float32 is exact and slow; auto is float32 on the CPU, bfloat16 on a GPU."""
+
+    layers: int | None = Field(None, ge=1)
+    """Use only the first so many layers of the checkpoint; default: all."""
+
+    pages: int = Field(1024, ge=1)
+    """Pages of the KV cache, granted to streams when they open. More pages hold more rows, and take memory."""
+
+    page_size: int = Field(16, ge=1, le=256)
+    """Slots per page. Smaller pages share more of a prefix, larger ones are gathered faster."""
+
+    max_len: int | None = Field(None, ge=1)
+    """Longest row in tokens, prompt and completion together; default: what the model was made for."""
+
+    max_step_tokens: int = Field(4096, ge=1)
+    """Most new tokens in one step. Larger steps prefill faster, and hold up the rows beside them longer."""
+
+    threads: int | None = Field(None, ge=1)
+    """Threads of torch; default: its choice. Processes that share cores need counts that add up to them."""

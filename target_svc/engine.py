@@ -1,0 +1,134 @@
+"""Runs target steps: a forward over ragged rows, then a draw per wanted output."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pilotfish.errors import FailedPreconditionError
+from pilotfish.noise import Purpose
+from pilotfish.runtime import sampling
+from pilotfish.runtime.batch import Longs, node_positions, require_distinct_slots
+from pilotfish.runtime.grants import PageGrants
+from pilotfish.runtime.loading import LoadedModel
+from pilotfish.runtime.paged_model import PagedModel
+from pilotfish.runtime.tensors import to_wire
+from pilotfish.steps import DrawRule, Grant, Ints, SamplingRows, TargetResult, TargetStep, require_range
+
+
+class TargetEngine:
+    """The target model with its pages. Not thread-safe: one thread makes all calls.
+
+    Args:
+        model: loaded.
+        pages: pages of the cache.
+        page_size: slots per page.
+        max_len: longest row, in tokens; None for what the model was made for.
+        max_step_tokens: most new tokens in one step.
+        features: states stored beside every slot, by the names of types.proto.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        pages: int,
+        page_size: int = 16,
+        max_len: int | None = None,
+        max_step_tokens: int = 4096,
+        features: tuple[str, ...] = (),
+    ) -> None:
+        self._model = PagedModel(model, pages=pages, page_size=page_size, features=features)
+        template = Grant(
+            model_id=model.model_id,
+            weights_hash=model.weights_hash,
+            tokenizer_hash=model.tokenizer_hash,
+            vocab_size=model.config.vocab_size,
+            page_size=page_size,
+            first_page=0,
+            page_count=0,
+            max_len=model.config.limit_len(max_len),
+            max_step_tokens=max_step_tokens,
+            incarnation=0,
+            features=features,
+            feature_width=self._model.feature_width,
+        )
+        self._grants = PageGrants(pages, template)
+
+    def open(self, page_count: int | None) -> Grant:
+        """Grants pages to a new stream; see ``PageGrants.open``."""
+        return self._grants.open(page_count)
+
+    def close(self, grant: Grant) -> None:
+        """Takes a stream's pages back."""
+        self._grants.close(grant)
+
+    @torch.inference_mode()
+    def run(self, grant: Grant, step: TargetStep) -> TargetResult:
+        """Runs one step.
+
+        Raises:
+            InvalidArgumentError: on a step that breaks the contract; nothing was written.
+            InternalError: if the model answers NaN.
+        """
+        started = time.perf_counter_ns()
+        step.validate(grant)
+        require_distinct_slots(step.rows, grant.page_size)
+        hidden = self._model.extend(step.rows)
+        draws = self._draw(step, self._model.logits(hidden, self._index(step.output_nodes)))
+        features = None
+        if hidden.features is not None and len(step.feature_nodes):
+            features = to_wire(hidden.features.index_select(0, self._index(step.feature_nodes)))
+        return TargetResult(
+            step_id=step.step_id,
+            token_ids=draws.token_ids,
+            tail_masses=draws.tail_masses,
+            support_probs=draws.support_probs,
+            features=features,
+            compute_us=(time.perf_counter_ns() - started) // 1000,
+        )
+
+    def features_per_chunk(self, chunk_bytes: int) -> int:
+        """How many slots' features fit into so many bytes; at least 1."""
+        return max(chunk_bytes // max(self._model.feature_width * self._model.decoder.dtype.itemsize, 1), 1)
+
+    @torch.inference_mode()
+    def read_features(self, incarnation: int, slots: Ints) -> npt.NDArray[np.generic]:
+        """Stored features ``[slots, feature_width]``, bfloat16 as its bits in uint16.
+
+        Raises:
+            FailedPreconditionError: if none are stored.
+            NotFoundError: if no stream is open with that incarnation.
+            InvalidArgumentError: on a slot outside its grant.
+        """
+        if not self._model.features:
+            raise FailedPreconditionError("this target stores no features; start it with --features")
+        grant = self._grants.find(incarnation)
+        first = grant.first_page * grant.page_size
+        last = first + grant.page_count * grant.page_size - 1
+        require_range(slots, "slots", first, last, f"this stream was granted slots [{first}, {last}]")
+        return to_wire(self._model.cache.read_features(self._index(slots)))
+
+    def _draw(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
+        rows = np.searchsorted(step.rows.row_offsets, step.output_nodes, side="right") - 1
+        of_outputs = sampling.take_rows(step.sampling, rows)
+        positions = node_positions(step.rows)[step.output_nodes] + 1
+        sampling.require_finite(logits, "the target model")
+        keys = _keys(of_outputs, step.draw_rules[rows], positions)
+        if not step.supports.counts.any():
+            return sampling.draw_plain(logits, of_outputs, keys)
+        return sampling.draw_outside(sampling.probabilities(logits, of_outputs), keys, step.supports)
+
+    def _index(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self._model.device)
+
+
+def _keys(rows: SamplingRows, rules: npt.NDArray[np.uint8], positions: Longs) -> Longs:
+    """MATCH noise leaves the round out, so that the text of a seed does not depend on how rounds fell."""
+    shared = sampling.draw_keys(rows.seeds, Purpose.MATCH, np.zeros_like(rows.rounds), positions)
+    fresh = sampling.draw_keys(rows.seeds, Purpose.OUTSIDE, rows.rounds, positions)
+    return np.where(rules == DrawRule.MATCH, shared, fresh)

@@ -1,0 +1,77 @@
+"""Starts the target worker: configuration, model, server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic_settings import SettingsConfigDict
+
+from pilotfish.errors import PilotfishError
+from pilotfish.rpc.server import AddServices, run
+from pilotfish.runtime.worker_config import WorkerConfig
+from pilotfish.settings import fail_with, load
+from pilotfish.v1 import target_pb2_grpc
+
+if TYPE_CHECKING:
+    from pilotfish.rpc.steps_service import ModelThread, StepStreams
+    from pilotfish.steps import TargetResult, TargetStep
+
+PROG = "pilotfish target"
+
+
+class TargetConfig(WorkerConfig):
+    """The target worker: runs the large model, verifies proposals."""
+
+    model_config = SettingsConfigDict(env_prefix="PILOTFISH_TARGET_")
+
+    model: Path
+    """Hugging Face model folder: config.json, safetensors, tokenizer.json. `pilotfish pull` fetches one."""
+
+    listen: str = "127.0.0.1:50051"
+    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+
+    features: str = ""
+    """Hidden states kept beside every slot for drafters that need them, with commas: hidden.8,final."""
+
+
+def main(argv: list[str]) -> None:
+    """Serves until SIGINT or SIGTERM; a start that fails prints why and exits with status 2."""
+    # Idle OpenMP threads that spin would take the cores of the draft beside this process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    config = load(TargetConfig, argv, PROG)
+    try:
+        run(serve(config))
+    except PilotfishError as error:
+        fail_with(error, PROG)
+
+
+async def serve(config: TargetConfig) -> None:
+    """Loads the model and serves it until a signal comes."""
+    # Imported here, so that a bad flag is reported without waiting for torch.
+    from pilotfish.runtime.worker import serve_worker
+    from target_svc.service import NAME
+
+    await serve_worker(config, "target", NAME, lambda thread: make_service(config, thread))
+
+
+def make_service(
+    config: TargetConfig, thread: ModelThread
+) -> tuple[AddServices, StepStreams[TargetStep, TargetResult]]:
+    """Loads the model; gives what registers the service, and its streams."""
+    from pilotfish.runtime.loading import load_model
+    from target_svc.engine import TargetEngine
+    from target_svc.service import TargetServicer
+
+    model = load_model(config.model, dtype=config.dtype, device=config.device, layers=config.layers, name=config.name)
+    engine = TargetEngine(
+        model,
+        pages=config.pages,
+        page_size=config.page_size,
+        max_len=config.max_len,
+        max_step_tokens=config.max_step_tokens,
+        features=tuple(filter(None, config.features.split(","))),
+    )
+    servicer = TargetServicer(engine, thread)
+    return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server), servicer.streams

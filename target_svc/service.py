@@ -1,0 +1,47 @@
+"""TargetService on the wire: messages to steps and back, no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pilotfish.rpc import codec, status
+from pilotfish.rpc.channel import CHUNK_BYTES
+from pilotfish.rpc.steps_service import ModelThread, StepStreams, Wire
+from pilotfish.steps import Grant, TargetResult, TargetStep
+from pilotfish.v1 import target_pb2, target_pb2_grpc
+from target_svc.engine import TargetEngine
+
+NAME = "pilotfish.v1.TargetService"
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """Serves one engine on one model thread."""
+
+    def __init__(self, engine: TargetEngine, thread: ModelThread) -> None:
+        self._engine, self._thread = engine, thread
+        wire = Wire[TargetStep, TargetResult](codec.target_step_from_pb, _opened, _result)
+        self.streams = StepStreams(engine, thread, wire)
+
+    @status.unary
+    async def Execute(self, request_iterator: Any, context: status.Context) -> None:
+        await self.streams.serve(context)
+
+    @status.streaming
+    async def ReadFeatures(
+        self, request: target_pb2.ReadFeaturesRequest, context: status.Context
+    ) -> AsyncIterator[target_pb2.ReadFeaturesResponse]:
+        slots = codec.unpack(request.slots, "<i4", "slots")
+        chunk = await self._thread.call(self._engine.features_per_chunk, CHUNK_BYTES)
+        for first in range(0, max(len(slots), 1), chunk):
+            part = slots[first : first + chunk]
+            features = await self._thread.call(self._engine.read_features, request.incarnation, part)
+            yield target_pb2.ReadFeaturesResponse(features=codec.tensor_to_pb(features))
+
+
+def _opened(grant: Grant) -> target_pb2.ExecuteTargetResponse:
+    return target_pb2.ExecuteTargetResponse(opened=codec.grant_to_pb(grant))
+
+
+def _result(result: TargetResult) -> target_pb2.ExecuteTargetResponse:
+    return target_pb2.ExecuteTargetResponse(result=codec.target_result_to_pb(result))

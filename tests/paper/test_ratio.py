@@ -1,0 +1,191 @@
+"""Claims of Leviathan et al. (2022), Chen et al. (2023) and SpecInfer (2023) about the ratio rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from orchestrator.core import acceptance
+from orchestrator.core.acceptance import ratio
+from tests.paper.enumeration import (
+    CHAIN_1,
+    CHAIN_2,
+    CHAIN_3,
+    DEEP_FORK,
+    FORK,
+    LOPSIDED,
+    PAIRS,
+    TRIDENT,
+    Language,
+    Law,
+    difference,
+    error_of,
+    mean_accepted,
+    rounds_of,
+)
+
+EXACT = 1e-9
+WRONG = 1e-3
+SEEDS = range(3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("chain", [CHAIN_1, CHAIN_2, CHAIN_3])
+def test_tokens_from_speculative_sampling_are_distributed_as_from_p_alone(chain: list[int], seed: int) -> None:
+    """Leviathan et al., appendix A.1; Chen et al., theorem 1."""
+    assert error_of(ratio, Language(4, 3, seed), chain) < EXACT
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tree", [FORK, TRIDENT, LOPSIDED, DEEP_FORK, PAIRS])
+def test_multi_round_sampling_without_replacement_is_exact_on_trees(tree: list[int], seed: int) -> None:
+    """SpecInfer, theorem 4.2, with q renormalised after each sibling."""
+    assert error_of(ratio, Language(4, 3, seed), tree) < EXACT
+
+
+@pytest.mark.parametrize("tree", [CHAIN_2, TRIDENT, DEEP_FORK])
+def test_exact_with_supports_far_smaller_than_the_vocabulary(tree: list[int]) -> None:
+    assert error_of(ratio, Language(5, max(2, len(tree) - 2 if tree == DEEP_FORK else tree.count(-1)), 5), tree) < EXACT
+
+
+@pytest.mark.parametrize("tree", [CHAIN_2, FORK, LOPSIDED])
+def test_exact_when_leaves_bring_a_support_too(tree: list[int]) -> None:
+    assert error_of(ratio, Language(4, 3, 6), tree, leaf_supports=True) < EXACT
+
+
+@pytest.mark.parametrize("tree", [CHAIN_2, FORK, LOPSIDED])
+def test_exact_when_the_support_is_the_whole_vocabulary(tree: list[int]) -> None:
+    assert error_of(ratio, Language(3, 3, 7), tree) < EXACT
+
+
+@pytest.mark.parametrize("tree", [CHAIN_2, FORK])
+def test_exact_and_nothing_accepted_when_p_and_q_are_disjoint(tree: list[int]) -> None:
+    language = Language(5, 2, 8, disjoint=True)
+    assert error_of(ratio, language, tree) < EXACT
+    assert mean_accepted(rounds_of(ratio, language, 2)) == 0
+
+
+def test_everything_is_accepted_when_p_equals_q() -> None:
+    language = Language(3, 3, 9, equal=True)
+    assert error_of(ratio, language, CHAIN_3) < EXACT
+    assert mean_accepted(rounds_of(ratio, language, 3)) == pytest.approx(3, abs=EXACT)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_acceptance_rate_is_the_sum_of_the_minimum_of_p_and_q(seed: int) -> None:
+    """Leviathan et al., theorem 3.5: beta = sum_x min(p(x), q(x))."""
+    language = Language(4, 3, seed)
+    beta = np.minimum(language.p(()), language.q(())).sum()
+    assert mean_accepted(rounds_of(ratio, language, 1)) == pytest.approx(beta, abs=EXACT)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sparse_messages_give_the_same_rounds_as_dense_distributions(seed: int) -> None:
+    language = Language(4, 3, seed)
+    assert difference(rounds_of(ratio, language, 2), dense_rounds(language, 2)) < EXACT
+
+
+def dense_rounds(language: Language, length: int) -> Law:
+    """Leviathan et al., Algorithm 1, written down on whole distributions."""
+    total: Law = {}
+
+    def go(tokens: tuple[int, ...], reach: float, accepted: int, stopped: int | None) -> None:
+        if len(tokens) == length:
+            if stopped is None:
+                last = language.p(tokens)
+                for token in last.nonzero()[0].tolist():
+                    total[(tokens, length, token)] = total.get((tokens, length, token), 0.0) + reach * last[token]
+            else:
+                key = (tokens, accepted, stopped)
+                total[key] = total.get(key, 0.0) + reach
+            return
+        p, q = language.p(tokens), language.q(tokens)
+        for x in q.nonzero()[0].tolist():
+            if stopped is not None:
+                go((*tokens, x), reach * q[x], accepted, stopped)
+                continue
+            keep = min(1.0, p[x] / q[x])
+            go((*tokens, x), reach * q[x] * keep, accepted + 1, None)
+            if keep < 1:
+                rest = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
+                for token in rest.nonzero()[0].tolist():
+                    go((*tokens, x), reach * q[x] * (1 - keep) * rest[token], accepted, token)
+
+    go((), 1.0, 0, None)
+    return {key: value for key, value in total.items() if value > 0}
+
+
+Node = acceptance._Node
+_reject, _rate, _draw = Node.reject, Node.rate, Node.draw
+
+
+def _drop(node: Node, child: int) -> None:
+    node.q = node.q.copy()
+    node.q[node._place(child)] = 0
+    node.q /= max(node.q.sum(), 1e-300)
+
+
+def _forget_the_residual(node: Node, child: int) -> None:
+    _drop(node, child)
+
+
+def _keep_the_rejected_sibling_in_q(node: Node, child: int) -> None:
+    q = node.q
+    _reject(node, child)
+    node.q = q
+
+
+def _do_not_renormalise_q(node: Node, child: int) -> None:
+    q = node.q.copy()
+    q[node._place(child)] = 0
+    _reject(node, child)
+    node.q = q
+
+
+def _forget_the_tail(node: Node, child: int) -> None:
+    _reject(node, child)
+    if node.p.sum() > 0:
+        node.p, node.tail = node.p / node.p.sum(), 0.0
+
+
+def _zero_p_of_the_rejected_child_only(node: Node, child: int) -> None:
+    node.p = node.p.copy()
+    node.p[node._place(child)] = 0
+    mass = node.p.sum() + node.tail
+    node.p, node.tail = node.p / mass, node.tail / mass
+    _drop(node, child)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "tree"),
+    [
+        (_forget_the_residual, CHAIN_1),
+        (_forget_the_residual, CHAIN_2),
+        (_forget_the_residual, FORK),
+        (_zero_p_of_the_rejected_child_only, CHAIN_1),
+        (_keep_the_rejected_sibling_in_q, FORK),
+        (_keep_the_rejected_sibling_in_q, LOPSIDED),
+        (_do_not_renormalise_q, FORK),
+        (_forget_the_tail, CHAIN_1),
+    ],
+)
+def test_the_checker_catches_wrong_rules(
+    monkeypatch: pytest.MonkeyPatch, mutant: Callable[[Node, int], None], tree: list[int]
+) -> None:
+    languages = [Language(5, 3, seed) for seed in range(4)]
+    assert max(error_of(ratio, language, tree) for language in languages) < EXACT
+    monkeypatch.setattr(Node, "reject", mutant)
+    assert max(error_of(ratio, language, tree) for language in languages) > WRONG
+
+
+def test_the_checker_catches_a_deterministic_proposal_judged_as_if_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likeliest token of q, sent with q: no coin can make that exact."""
+    from tests.paper import enumeration
+
+    def likeliest(world: enumeration.World, language: Language, parents: list[int]) -> list[int]:
+        return [int(language.q(()).argmax())]
+
+    monkeypatch.setattr(enumeration, "draw_tree", likeliest)
+    assert max(error_of(ratio, Language(4, 3, seed), CHAIN_1) for seed in range(4)) > WRONG

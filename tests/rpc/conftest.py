@@ -1,0 +1,163 @@
+"""Real worker services in this process, on a port of their own, and a bare client for their streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from tiny_models import make_tiny_llama
+
+from draft_svc import server as draft_server
+from pilotfish.rpc import codec, status
+from pilotfish.rpc.channel import connect
+from pilotfish.rpc.server import Server
+from pilotfish.rpc.steps_service import ModelThread
+from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, SamplingRows, TargetResult, TargetStep
+from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
+from target_svc import server as target_server
+
+
+async def read_field(call: Any, field: str) -> Any:
+    """The next message's payload; the stream's own error if it has ended."""
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise status.from_grpc(error, "worker") from None
+    assert response is not grpc.aio.EOF, "the stream ended without an error"  # type: ignore[attr-defined]
+    assert response.WhichOneof("payload") == field
+    return getattr(response, field)
+
+
+class TargetStream:
+    """One Execute stream of a target."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = target_pb2_grpc.TargetServiceStub(channel).Execute()  # type: ignore[no-untyped-call]
+
+    async def open(self, pages: int | None = None) -> Grant:
+        opening = types_pb2.StreamOpen(page_count=pages, peer="test")
+        await self.call.write(target_pb2.ExecuteTargetRequest(open=opening))
+        return codec.grant_from_pb(await self._read("opened"))
+
+    async def send(self, step: TargetStep) -> None:
+        await self.call.write(target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)))
+
+    async def receive(self) -> TargetResult:
+        return codec.target_result_from_pb(await self._read("result"))
+
+    async def run(self, step: TargetStep) -> TargetResult:
+        await self.send(step)
+        return await self.receive()
+
+    async def close(self) -> None:
+        await self.call.done_writing()
+        assert await self.call.code() is grpc.StatusCode.OK
+
+    async def _read(self, field: str) -> Any:
+        return await read_field(self.call, field)
+
+
+class DraftStream:
+    """One Execute stream of a draft replica."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = draft_pb2_grpc.DraftServiceStub(channel).Execute()  # type: ignore[no-untyped-call]
+
+    async def open(self, pages: int | None = None) -> tuple[Grant, tuple[ProposalKind, ...]]:
+        opening = types_pb2.StreamOpen(page_count=pages, peer="test")
+        await self.call.write(draft_pb2.ExecuteDraftRequest(open=opening))
+        return codec.draft_opened_from_pb(await read_field(self.call, "opened"))
+
+    async def run(self, step: DraftStep) -> DraftResult:
+        await self.call.write(draft_pb2.ExecuteDraftRequest(step=codec.draft_step_to_pb(step)))
+        return codec.draft_result_from_pb(await read_field(self.call, "result"))
+
+    async def close(self) -> None:
+        await self.call.done_writing()
+        assert await self.call.code() is grpc.StatusCode.OK
+
+
+class Worker:
+    """A running service: its address, its server, its streams, and a channel to it."""
+
+    def __init__(self, server: Server, streams: Any, channel: grpc.aio.Channel) -> None:
+        self.server, self.streams, self.channel = server, streams, channel
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+
+StartWorker = Callable[..., AbstractAsyncContextManager[Worker]]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-draft", seed=1, layers=1)
+
+
+@pytest.fixture
+def start_target(tiny_folder: Path) -> StartWorker:
+    def start(**settings: Any) -> AbstractAsyncContextManager[Worker]:
+        config = target_server.TargetConfig(
+            **({"model": tiny_folder, "listen": "127.0.0.1:0", "pages": 32, "dtype": "float32", "device": "cpu"} | settings)
+        )
+        return _serve(config, target_server.make_service, "pilotfish.v1.TargetService")
+
+    return start
+
+
+@pytest.fixture
+def start_draft(tiny_draft_folder: Path) -> StartWorker:
+    def start(**settings: Any) -> AbstractAsyncContextManager[Worker]:
+        defaults = {"model": tiny_draft_folder, "listen": "127.0.0.1:0", "pages": 32, "dtype": "float32", "device": "cpu"}
+        return _serve(
+            draft_server.DraftConfig(**(defaults | settings)), draft_server.make_service, "pilotfish.v1.DraftService"
+        )
+
+    return start
+
+
+@asynccontextmanager
+async def _serve(config: Any, make_service: Any, name: str) -> AsyncIterator[Worker]:
+    thread = ModelThread()
+    add, streams = make_service(config, thread)
+    server = Server(config.listen, name, add)
+    await server.start()
+    await server.set_serving(True)
+    try:
+        async with connect(server.address) as channel:
+            yield Worker(server, streams, channel)
+    finally:
+        await streams.stop()
+        await server.stop(1.0)
+        thread.shutdown()
+
+
+def greedy_rows(rows: int, seed: int = 0) -> SamplingRows:
+    """Greedy sampling for so many rows."""
+    return sampling_rows(rows, temperature=0.0, seed=seed)
+
+
+def sampling_rows(rows: int, *, temperature: float = 1.0, seed: int = 0, round_index: int = 0) -> SamplingRows:
+    """The same sampling for so many rows; their seeds count up from ``seed``."""
+    return SamplingRows(
+        temperatures=np.full(rows, temperature, np.float32),
+        top_ks=np.zeros(rows, np.int32),
+        top_ps=np.ones(rows, np.float32),
+        min_ps=np.zeros(rows, np.float32),
+        seeds=np.arange(seed, seed + rows, dtype=np.uint64),
+        rounds=np.full(rows, round_index, np.int64),
+    )

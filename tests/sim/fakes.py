@@ -1,0 +1,266 @@
+"""Fake workers that notice every paging mistake.
+
+Where a model keeps K and V, these keep two numbers per slot: the token id, and a hash of the whole
+prefix it was computed under. A row that reads a slot written under another prefix, or never written,
+is caught at once, just as a real model would silently compute nonsense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from pilotfish import noise
+from pilotfish.noise import Purpose
+from pilotfish.steps import (
+    DraftResult,
+    DraftStep,
+    DrawRule,
+    Grant,
+    ProposalKind,
+    SamplingRows,
+    Supports,
+    TargetResult,
+    TargetStep,
+    TokenRows,
+)
+
+VOCAB = 50
+
+
+def grant(page_count: int, page_size: int = 4, first_page: int = 0, max_len: int = 512) -> Grant:
+    return Grant(
+        model_id="fake",
+        weights_hash="w",
+        tokenizer_hash="t",
+        vocab_size=VOCAB,
+        page_size=page_size,
+        first_page=first_page,
+        page_count=page_count,
+        max_len=max_len,
+        max_step_tokens=256,
+        incarnation=1,
+    )
+
+
+def prefix_hash(tokens: tuple[int, ...]) -> int:
+    data = np.array(tokens, np.int32).tobytes()
+    return int.from_bytes(blake2b(data, digest_size=7).digest(), "little")
+
+
+def law(tokens: tuple[int, ...]) -> np.ndarray:
+    """The fake model's p after a prefix, f64[VOCAB]."""
+    generator = np.random.default_rng(prefix_hash(tokens))
+    weights = generator.exponential(size=VOCAB) ** 4
+    return weights / weights.sum()
+
+
+@dataclass
+class PagedMemory:
+    """Slots of one worker."""
+
+    grant: Grant
+    slots: dict[int, tuple[int, int]] = field(default_factory=dict)  # slot: (token, hash of the prefix up to it)
+
+    def histories(self, rows: TokenRows) -> list[tuple[int, ...]]:
+        """Writes a step's tokens and returns the full history of each, checking all that it reads."""
+        for source, destination in rows.slot_copies.tolist():
+            self.slots[destination] = self.slots[source]
+        histories: list[tuple[int, ...]] = []
+        token = page = 0
+        for length, start, pages in zip(rows.lengths, rows.starts, rows.page_counts, strict=True):
+            table = rows.page_ids[page : page + pages].tolist()
+            page += pages
+            committed = self._read(table, int(start))
+            row: list[tuple[int, ...]] = []
+            for index in range(length):
+                parent = int(rows.parents[token]) if len(rows.parents) else index - 1
+                before = committed if parent < 0 else row[parent]
+                history = (*before, int(rows.token_ids[token]))
+                self.slots[self._slot(table, int(start) + index)] = (history[-1], prefix_hash(history))
+                row.append(history)
+                token += 1
+            histories += row
+        return histories
+
+    def _slot(self, table: list[int], index: int) -> int:
+        return table[index // self.grant.page_size] * self.grant.page_size + index % self.grant.page_size
+
+    def _read(self, table: list[int], length: int) -> tuple[int, ...]:
+        tokens: tuple[int, ...] = ()
+        for index in range(length):
+            slot = self._slot(table, index)
+            assert slot in self.slots, f"slot {slot} (index {index}) was never written"
+            token, computed_under = self.slots[slot]
+            tokens = (*tokens, token)
+            assert computed_under == prefix_hash(tokens), (
+                f"slot {slot} (index {index}) was computed under another prefix"
+            )
+        return tokens
+
+
+@dataclass
+class FakeTarget:
+    """Answers steps by ``law``; what it says is what the contract asks for."""
+
+    grant: Grant
+
+    def __post_init__(self) -> None:
+        self.memory = PagedMemory(self.grant)
+
+    def run(self, step: TargetStep) -> TargetResult:
+        step.validate(self.grant)
+        histories = self.memory.histories(step.rows)
+        row_of = np.repeat(np.arange(len(step.rows.lengths)), step.rows.lengths)
+        bounds = [0, *np.cumsum(step.supports.counts).tolist()] if len(step.supports.counts) else None
+        tokens, tails, probs = [], [], []
+        for output, node in enumerate(step.output_nodes.tolist()):
+            row, history = int(row_of[node]), histories[node]
+            ids = step.supports.token_ids[bounds[output] : bounds[output + 1]] if bounds else np.zeros(0, np.int32)
+            p = processed(law(history), float(step.sampling.temperatures[row]))
+            outside = p.copy()
+            outside[ids] = 0
+            tails.append(outside.sum())
+            probs += p[ids].tolist()
+            purpose = Purpose.MATCH if step.draw_rules[row] == DrawRule.MATCH else Purpose.OUTSIDE
+            tokens.append(draw(outside, step.sampling, row, purpose, len(history)) if outside.sum() > 0 else -1)
+        return TargetResult(
+            step.step_id, np.array(tokens, np.int32), np.array(tails, np.float32), np.array(probs, np.float32), 0
+        )
+
+
+@dataclass
+class FakeDraft:
+    """Drafts from the target's own law, spoiled with probability 1 - agreement.
+
+    Args:
+        grant: of its pages.
+        agreement: how often its q is the target's p; else it is the law of another prefix.
+        branches: children of every node but the leaves; 1 drafts chains.
+    """
+
+    grant: Grant
+    agreement: float = 0.7
+    branches: int = 1
+
+    def __post_init__(self) -> None:
+        self.memory = PagedMemory(self.grant)
+
+    def run(self, step: DraftStep) -> DraftResult:
+        step.validate(self.grant, tuple(ProposalKind))
+        histories = self.memory.histories(step.rows)
+        ends = np.cumsum(step.rows.lengths) - 1
+        nodes, counts, parents, supports, probs = [], [], [], [], []
+        for row, end in enumerate(ends.tolist()):
+            tree = self._tree(step, row, histories[end])
+            counts.append(len(tree))
+            nodes += [token for token, _, _ in tree]
+            parents += [parent for _, parent, _ in tree]
+            groups = self._supports(step, row, histories[end], tree)
+            supports += [ids for ids, _ in groups]
+            probs += [q for _, q in groups]
+            self._cache(step, row, histories[end], tree)
+        has_q = any(len(ids) for ids in supports)
+        return DraftResult(
+            step_id=step.step_id,
+            node_counts=np.array(counts, np.int32),
+            token_ids=np.array(nodes, np.int32),
+            compute_us=0,
+            parents=np.array(parents, np.int32) if self.branches > 1 else np.zeros(0, np.int32),
+            supports=Supports(np.array([len(ids) for ids in supports], np.int32), _flat(supports, np.int32))
+            if has_q
+            else Supports(),
+            support_probs=_flat(probs, np.float32) if has_q else np.zeros(0, np.float32),
+        )
+
+    def q(self, step: DraftStep, row: int, history: tuple[int, ...]) -> np.ndarray:
+        """The drafter's law after a history, over the whole vocabulary, f32[VOCAB]."""
+        spoiled = prefix_hash(history) % 1000 >= 1000 * self.agreement
+        p = processed(law((*history, -1) if spoiled else history), float(step.sampling.temperatures[row]))
+        if step.proposal_kinds[row] == ProposalKind.SAMPLED:
+            keep = np.argsort(-p, kind="stable")[: step.support_limit]
+            kept = np.zeros(VOCAB)
+            kept[keep] = p[keep]
+            p = kept / kept.sum()
+        return p.astype(np.float32)
+
+    def _tree(self, step: DraftStep, row: int, root: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(token, parent, history) of each node, breadth first."""
+        limit = int(step.node_limits[row]) if len(step.node_limits) else int(step.draft_lengths[row])
+        tree: list[tuple[int, int, tuple[int, ...]]] = []
+        level = [(-1, root)]
+        for _ in range(int(step.draft_lengths[row])):
+            following = []
+            for parent, history in level:
+                for token in self._children(step, row, history):
+                    if len(tree) < limit:
+                        tree.append((token, parent, (*history, token)))
+                        following.append((len(tree) - 1, tree[-1][2]))
+            level = following
+        return tree
+
+    def _children(self, step: DraftStep, row: int, history: tuple[int, ...]) -> list[int]:
+        q = self.q(step, row, history).astype(np.float64)
+        purpose = Purpose.DRAFT if step.proposal_kinds[row] == ProposalKind.SAMPLED else Purpose.MATCH
+        children: list[int] = []
+        while len(children) < self.branches and q.sum() > 0:
+            children.append(draw(q, step.sampling, row, purpose, len(history)))
+            q[children[-1]] = 0
+        return children
+
+    def _supports(
+        self, step: DraftStep, row: int, root: tuple[int, ...], tree: list[tuple[int, int, tuple[int, ...]]]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        parents = {parent for _, parent, _ in tree}
+        groups = []
+        for index, history in enumerate([root, *(history for _, _, history in tree)]):
+            sampled = step.proposal_kinds[row] == ProposalKind.SAMPLED and index - 1 in parents
+            q = self.q(step, row, history) if sampled else np.zeros(VOCAB, np.float32)
+            ids = q.nonzero()[0]
+            groups.append((ids, q[ids]))
+        return groups
+
+    def _cache(
+        self, step: DraftStep, row: int, root: tuple[int, ...], tree: list[tuple[int, int, tuple[int, ...]]]
+    ) -> None:
+        """Writes the nodes that have children, as a drafter does when it goes on from them."""
+        first = int(step.rows.page_counts[:row].sum())
+        table = step.rows.page_ids[first : first + int(step.rows.page_counts[row])].tolist()
+        parents = {parent for _, parent, _ in tree}
+        for node, (token, _, history) in enumerate(tree):
+            if node in parents:
+                slot = self.memory._slot(table, len(root) + node)
+                self.memory.slots[slot] = (token, prefix_hash(history))
+
+
+def processed(p: np.ndarray, temperature: float) -> np.ndarray:
+    """p at a temperature; 0 is one-hot."""
+    if temperature == 0:
+        return np.eye(VOCAB)[p.argmax()]
+    scaled = p ** (1 / temperature)
+    return scaled / scaled.sum()
+
+
+def draw(p: np.ndarray, sampling: SamplingRows, row: int, purpose: Purpose, position: int) -> int:
+    """A token from p by the row's noise."""
+    round_index = 0 if purpose is Purpose.MATCH else int(sampling.rounds[row])
+    ids = p.nonzero()[0]
+    keys = np.array([noise.key(int(sampling.seeds[row]), purpose, round_index, position)])
+    return int(ids[noise.race(keys, ids.astype(np.int64), p[ids])])
+
+
+def plain_text(prompt: list[int], count: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
+    """What the target alone would write: the slow twin of everything here (match rule)."""
+    history = tuple(prompt)
+    for _ in range(count):
+        p = processed(law(history), temperature)
+        ids = p.nonzero()[0]
+        keys = np.array([noise.key(seed, Purpose.MATCH, 0, len(history))])
+        history = (*history, int(ids[noise.race(keys, ids.astype(np.int64), p[ids])]))
+    return list(history[len(prompt) :])
+
+
+def _flat(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(arrays).astype(dtype)

@@ -1,0 +1,218 @@
+"""The real core driven by fake workers under a virtual clock.
+
+The clock is in microseconds and moves by what each worker is said to cost, so that late replicas and
+overlap can be played out without waiting. ``Simulator.round`` is the loop of ``orchestrator/loop.py``
+without its IO, and records a line per event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from fakes import FakeDraft, FakeTarget, grant
+
+from orchestrator.core.acceptance import Rule, TokenKind
+from orchestrator.core.drafting import DraftPlan
+from orchestrator.core.requests import Params, Request, State
+from orchestrator.core.scheduler import Limits, Run, Scheduler, TargetBatch
+from pilotfish.errors import PilotfishError
+from pilotfish.steps import DraftResult, ProposalKind
+
+KIND_LETTERS = {TokenKind.ACCEPTED: "a", TokenKind.RECOVERED: "r", TokenKind.BONUS: "b"}
+
+
+@dataclass
+class Costs:
+    """What a worker's step takes, in virtual microseconds."""
+
+    step: int
+    token: int
+
+
+@dataclass
+class SimReplica:
+    fake: FakeDraft
+    costs: Costs
+    busy_until: int = 0
+    owed: list[tuple[int, DraftResult]] = field(default_factory=list)
+
+
+@dataclass
+class Simulator:
+    """A deployment.
+
+    Attributes:
+        now: virtual time in microseconds.
+        texts: tokens that each request has got so far.
+        trace: what happened, a line an event.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    page_size: int = 4
+    target_costs: Costs = field(default_factory=lambda: Costs(1000, 10))
+    draft_deadline: int = 5000
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.limits)
+        self.target: FakeTarget | None = None
+        self.replicas: dict[str, SimReplica] = {}
+        self.requests: dict[str, Request] = {}
+        self.texts: dict[str, list[int]] = {}
+        self.kinds: dict[str, str] = {}
+        self.now = 0
+        self.rounds = 0
+        self.trace: list[str] = []
+
+    # Events
+
+    def open_target(self, pages: int, first_page: int = 0) -> None:
+        given = grant(pages, self.page_size, first_page)
+        self.target = FakeTarget(given)
+        for request in self.scheduler.target_opened(given):
+            self.scheduler.finish(request)
+
+    def lose_target(self) -> None:
+        self.scheduler.target_lost()
+        self.target = None
+
+    def open_draft(
+        self,
+        name: str,
+        pages: int,
+        agreement: float = 0.7,
+        branches: int = 1,
+        costs: Costs | None = None,
+        kinds: tuple[ProposalKind, ...] = tuple(ProposalKind),
+    ) -> None:
+        given = grant(pages, self.page_size)
+        self.replicas[name] = SimReplica(FakeDraft(given, agreement, branches), costs or Costs(100, 1))
+        self.scheduler.drafting.opened(name, given, kinds)
+
+    def lose_draft(self, name: str) -> None:
+        del self.replicas[name]
+        self.scheduler.drafting.lost(name, self.scheduler.rows)
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int, draft_length: int, **options: object) -> Request:
+        params = Params(max_tokens=max_tokens, draft_length=draft_length, **options)  # type: ignore[arg-type]
+        request = Request(name, np.array(prompt, np.int32), params)
+        self.scheduler.submit(request)
+        self.requests[name] = request
+        self.texts[name], self.kinds[name] = [], ""
+        return request
+
+    def cancel(self, name: str) -> None:
+        self.scheduler.finish(self.requests[name])
+
+    # Rounds
+
+    def round(self) -> None:
+        """One round; does nothing without work."""
+        if not self.scheduler.has_work:
+            return
+        assert self.target is not None
+        self.rounds += 1
+        self._settle_owed()
+        drafts = self.scheduler.plan_proposals()
+        started = self.now
+        proposals = {}
+        for name, plan in drafts.items():
+            proposals |= self._propose(name, plan, started)
+        plan = self.scheduler.plan_target(drafts)
+        batch = self.scheduler.seal(plan, proposals)
+        if batch is None:
+            return
+        catch_up = self.scheduler.plan_catch_up()
+        for name, plan_ in catch_up.items():
+            self._run_draft(name, plan_, self.now)
+        result = self.target.run(batch.step)
+        before = self.now
+        self.now += self.target_costs.step + self.target_costs.token * len(batch.step.rows.token_ids)
+        runs = self.scheduler.accept(batch, result)
+        for run in runs:
+            self.texts[run.request.id] += run.token_ids
+            self.kinds[run.request.id] += "".join(KIND_LETTERS[kind] for kind in run.kinds)
+        self._record(started, before, batch, runs, drafts, catch_up)
+        self.check()
+
+    def run(self, most: int = 10_000) -> None:
+        """Rounds until nothing is left to do."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.round()
+        raise AssertionError(f"work is left after {most} rounds: a livelock?")
+
+    def check(self) -> None:
+        """Every invariant of every pool, and that no row is in two places."""
+        scheduler = self.scheduler
+        pools = [replica.pool for replica in scheduler.drafting.replicas.values()]
+        if scheduler.target is not None:
+            pools.append(scheduler.target.pool)
+        for pool in pools:
+            pool.check()
+        assert all(row.state in (State.PREFILL, State.RUNNING) for row in scheduler.rows)
+        assert all(row.state is State.WAITING and row.target is None for row in scheduler.waiting)
+        arrivals = [row.arrival for row in scheduler.waiting]
+        assert arrivals == sorted(arrivals), "the queue is out of order"
+        if not scheduler.rows and not scheduler.waiting:
+            assert all(pool.available == pool.page_count for pool in pools), "pages leaked"
+
+    def _propose(self, name: str, plan: DraftPlan, sent_at: int) -> dict:
+        result = self._run_draft(name, plan, sent_at)
+        replica = self.replicas[name]
+        if replica.busy_until - sent_at > self.draft_deadline:
+            self.scheduler.drafting.replicas[name].is_late = True
+            replica.owed.append((replica.busy_until, result))
+            self.now = max(self.now, sent_at + self.draft_deadline)
+            return {}
+        self.now = max(self.now, replica.busy_until)
+        try:
+            return plan.proposals(result, grant(1).vocab_size)
+        except PilotfishError as error:
+            self.trace.append(f"  {name} answered garbage: {error}")
+            self.lose_draft(name)
+            return {}
+
+    def _run_draft(self, name: str, plan: DraftPlan, sent_at: int) -> DraftResult:
+        replica = self.replicas[name]
+        tokens = len(plan.step.rows.token_ids) + int(plan.step.draft_lengths.sum())
+        replica.busy_until = max(replica.busy_until, sent_at) + replica.costs.step + replica.costs.token * tokens
+        return replica.fake.run(plan.step)
+
+    def _settle_owed(self) -> None:
+        for name, replica in self.replicas.items():
+            if replica.owed and replica.owed[-1][0] <= self.now:
+                replica.owed.clear()
+                self.scheduler.drafting.replicas[name].is_late = False
+
+    def _record(
+        self,
+        started: int,
+        verified_from: int,
+        batch: TargetBatch,
+        runs: list[Run],
+        drafts: dict[str, DraftPlan],
+        catch_up: dict[str, DraftPlan],
+    ) -> None:
+        self.trace.append(f"round {self.rounds}: {started} us draft, {verified_from} us target, {self.now} us done")
+        for name, plan in drafts.items():
+            self.trace.append(f"  {name} proposes for {_ids(plan)}")
+        for name, plan in catch_up.items():
+            self.trace.append(f"  {name} catches up {_ids(plan)}")
+        for row in batch.rows:
+            if row.is_round:
+                self.trace.append(f"  verify {row.request.id} from {row.start}, {len(row.proposal.token_ids)} drafted")
+            else:
+                self.trace.append(f"  prefill {row.request.id} [{row.start}, {row.end})")
+        for run in runs:
+            kinds = "".join(KIND_LETTERS[kind] for kind in run.kinds)
+            ending = f", ends: {run.reason.name.lower()}" if run.reason is not None else ""
+            self.trace.append(f"  {run.request.id} +{len(run.token_ids)} {kinds}{ending}")
+
+
+def _ids(plan: DraftPlan) -> str:
+    return " ".join(request.id for request, _ in plan.rows)
+
+
+SAMPLED_RULES = (Rule.RATIO, Rule.BLOCK)

@@ -1,0 +1,295 @@
+"""The core against fake workers that notice every paging mistake."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import VOCAB, plain_text
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simulator import Costs, Simulator
+
+from orchestrator.core.acceptance import Rule
+from orchestrator.core.requests import State
+from orchestrator.core.scheduler import Limits
+from pilotfish.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
+from pilotfish.steps import ProposalKind
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+@pytest.mark.parametrize("draft_length", [0, 1, 4, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_match_text_is_the_targets_own_whatever_the_draft(draft_length: int, temperature: float) -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64)
+    for index in range(4):
+        simulator.submit(f"r{index}", prompt(index, 9 + index), 20, draft_length, temperature=temperature, seed=index)
+    simulator.run()
+    for index in range(4):
+        expected = plain_text(prompt(index, 9 + index), 20, temperature, index)
+        assert simulator.texts[f"r{index}"] == expected
+
+
+def test_a_perfect_draft_gives_k_plus_one_tokens_a_round() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, agreement=1.0)
+    simulator.submit("r", prompt(1, 40), max_tokens=41, draft_length=4)
+    simulator.run()
+    assert simulator.kinds["r"] == "b" + "aaaab" * 8  # the prefill's own token, then eight full rounds
+
+
+@pytest.mark.parametrize("rule", [Rule.RATIO, Rule.BLOCK])
+def test_a_perfect_sampled_draft_is_always_accepted(rule: Rule) -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, agreement=1.0)
+    simulator.submit("r", prompt(1, 40), 41, 4, temperature=1.0, seed=3, rule=rule)
+    simulator.run()
+    assert simulator.kinds["r"] == "b" + "aaaab" * 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_keep_the_text_and_move_their_slots(temperature: float) -> None:
+    simulator = Simulator(Limits(tree_nodes=14))
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, agreement=0.5, branches=2)
+    for index in range(3):
+        simulator.submit(f"r{index}", prompt(index, 10), 30, 3, temperature=temperature, seed=index)
+    simulator.run()
+    for index in range(3):
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 10), 30, temperature, index)
+    assert any("a" in kinds for kinds in simulator.kinds.values())
+
+
+@pytest.mark.parametrize("rule", [Rule.RATIO, Rule.BLOCK])
+def test_sampled_trees_run_through(rule: Rule) -> None:
+    simulator = Simulator(Limits(tree_nodes=14))
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, agreement=0.5, branches=2)
+    simulator.submit("r", prompt(1, 10), 60, 3, temperature=1.0, seed=1, rule=rule)
+    simulator.run()
+    assert len(simulator.texts["r"]) == 60
+    assert {"a", "r"} <= set(simulator.kinds["r"])
+
+
+def test_preemption_keeps_every_text() -> None:
+    simulator = Simulator(page_size=4)
+    simulator.open_target(pages=14)
+    simulator.open_draft("d0", pages=14)
+    for index in range(5):
+        simulator.submit(f"r{index}", prompt(index, 8), 24, 3)
+    simulator.run()
+    assert sum(request.preemptions for request in simulator.requests.values()) > 0
+    for index in range(5):
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 8), 24)
+
+
+def test_the_newest_row_is_preempted_and_the_queue_keeps_its_order() -> None:
+    simulator = Simulator(page_size=4)
+    simulator.open_target(pages=12)
+    for index in range(4):
+        simulator.submit(f"r{index}", prompt(index, 8), 24, 0)
+    simulator.run()
+    assert simulator.requests["r0"].preemptions == 0
+    finishing = [line.split()[0] for line in simulator.trace if "ends" in line]
+    assert finishing == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_prefix_in_the_cache_is_not_computed_again() -> None:
+    simulator = Simulator(page_size=4)
+    simulator.open_target(pages=32)
+    simulator.open_draft("d0", pages=32)
+    shared = prompt(7, 18)
+    simulator.submit("cold", shared, 4, 2)
+    simulator.run()
+    next_turn = [*shared, *simulator.texts["cold"], 1, 2, 3]
+    simulator.submit("hot", next_turn, 4, 2)
+    simulator.run()
+    assert simulator.requests["cold"].cached_tokens == 0
+    assert simulator.requests["hot"].cached_tokens == 20  # 18 of the prompt and 2 of the completion, by pages of 4
+    assert simulator.texts["hot"] == plain_text(next_turn, 4)
+
+
+def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
+    simulator = Simulator(page_size=4)
+    simulator.open_target(pages=32)
+    for name in ("cold", "hot"):
+        simulator.submit(name, prompt(7, 16), 4, 0)
+        simulator.run()
+    assert simulator.requests["hot"].cached_tokens == 12
+    assert simulator.texts["hot"] == simulator.texts["cold"]
+
+
+def test_long_prompts_come_in_chunks_beside_running_rows() -> None:
+    simulator = Simulator(Limits(max_prefill_tokens=16))
+    simulator.open_target(pages=64)
+    simulator.submit("short", prompt(1, 4), 30, 0)
+    simulator.round()
+    simulator.submit("long", prompt(2, 100), 4, 0)
+    simulator.run()
+    chunks = [line for line in simulator.trace if line.startswith("  prefill long")]
+    assert chunks[0] == "  prefill long [0, 16)"
+    assert len(chunks) == 7
+    assert simulator.texts["short"] == plain_text(prompt(1, 4), 30)
+    assert simulator.texts["long"] == plain_text(prompt(2, 100), 4)
+
+
+def test_rows_move_when_a_replica_dies_and_come_back_to_a_new_one() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64)
+    simulator.submit("r", prompt(1, 50), 60, 4)
+    for _ in range(3):
+        simulator.round()
+    simulator.lose_draft("d0")
+    simulator.round()
+    simulator.open_draft("d1", pages=64)
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 50), 60)
+    assert any("d1 catches up r" in line for line in simulator.trace)
+    assert any("d1 proposes for r" in line for line in simulator.trace)
+
+
+def test_a_late_replica_costs_one_round_without_proposals() -> None:
+    simulator = Simulator(draft_deadline=500)
+    simulator.open_target(pages=64)
+    simulator.open_draft("slow", pages=64, costs=Costs(step=3000, token=0))
+    simulator.submit("r", prompt(1, 8), 40, 4)
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 8), 40)
+    assert simulator.kinds["r"] == "b" * 40
+
+
+def test_rows_wait_for_a_target_that_went_away() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64)
+    simulator.submit("r", prompt(1, 30), 40, 4)
+    for _ in range(3):
+        simulator.round()
+    simulator.lose_target()
+    assert not simulator.scheduler.has_work
+    simulator.open_target(pages=48, first_page=100)
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 30), 40)
+
+
+def test_cancelling_releases_everything() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64)
+    for index in range(3):
+        simulator.submit(f"r{index}", prompt(index, 20), 40, 4)
+    simulator.round()
+    simulator.round()
+    simulator.cancel("r1")
+    simulator.cancel("r1")  # harmless
+    assert simulator.requests["r1"].state is State.FINISHED
+    simulator.run()
+    assert simulator.texts["r0"] == plain_text(prompt(0, 20), 40)
+    assert simulator.texts["r2"] == plain_text(prompt(2, 20), 40)
+
+
+def test_a_replica_that_cannot_propose_as_needed_is_not_asked() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, kinds=(ProposalKind.GREEDY,))
+    simulator.submit("r", prompt(1, 8), 20, 4, temperature=1.0, seed=5)
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 8), 20, 1.0, 5)
+    assert not any("proposes" in line for line in simulator.trace)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "message"),
+    [
+        (600, 4, "prompt is 600 tokens; at most 511"),
+        (500, 50, "max_tokens is 50; at most 12"),
+        (100, 100, "server has cache for 128"),
+    ],
+)
+def test_requests_that_can_never_fit_are_refused_by_name(length: int, max_tokens: int, message: str) -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=32)
+    with pytest.raises(InvalidArgumentError, match=message):
+        simulator.submit("r", prompt(1, length), max_tokens, 4)
+    simulator.check()
+
+
+def test_ids_are_unique_and_the_queue_is_bounded() -> None:
+    simulator = Simulator(Limits(max_waiting=2))
+    simulator.open_target(pages=32)
+    simulator.submit("a", prompt(1, 4), 4, 0)
+    with pytest.raises(AlreadyExistsError, match="'a' is running"):
+        simulator.submit("a", prompt(1, 4), 4, 0)
+    simulator.submit("b", prompt(1, 4), 4, 0)
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):
+        simulator.submit("c", prompt(1, 4), 4, 0)
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 30), st.integers(0, 6), st.integers(0, 3)),
+        st.tuples(st.just("round"), st.integers(1, 4)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("lose draft")),
+        st.tuples(st.just("open draft"), st.integers(4, 30), st.sampled_from([0.0, 0.5, 1.0])),
+        st.tuples(st.just("lose target")),
+        st.tuples(st.just("open target"), st.integers(20, 40)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(operations=operations, tree_nodes=st.sampled_from([0, 0, 9]), budget=st.sampled_from([8, 64]))
+def test_any_mix_of_events_leaves_sound_pools_and_exact_texts(
+    operations: list[tuple], tree_nodes: int, budget: int
+) -> None:
+    """Every pool is checked after every round; texts of requests that were not cancelled are the target's own."""
+    simulator = Simulator(Limits(max_rows=6, max_prefill_tokens=budget, tree_nodes=tree_nodes))
+    simulator.open_target(pages=24)
+    branches = 2 if tree_nodes else 1
+    names, replicas, cancelled = 0, 0, set()
+    for operation, *arguments in operations:
+        if operation == "submit":
+            length, max_tokens, draft_length, sampled = arguments
+            options = {"temperature": float(sampled > 0), "seed": sampled}
+            if sampled == 3:
+                options["rule"] = Rule.RATIO
+            simulator.submit(f"r{names}", prompt(names % 5, length), max_tokens, draft_length, **options)
+            names += 1
+        elif operation == "round":
+            for _ in range(arguments[0]):
+                simulator.round()
+        elif operation == "cancel" and names:
+            simulator.cancel(f"r{arguments[0] % names}")
+            cancelled.add(f"r{arguments[0] % names}")
+        elif operation == "lose draft" and simulator.replicas:
+            simulator.lose_draft(next(iter(simulator.replicas)))
+        elif operation == "open draft" and len(simulator.replicas) < 3:
+            simulator.open_draft(f"d{replicas}", arguments[0], arguments[1], branches)
+            replicas += 1
+        elif operation == "lose target" and simulator.target is not None:
+            simulator.lose_target()
+        elif operation == "open target" and simulator.target is None:
+            simulator.open_target(arguments[0])
+        simulator.check()
+    if simulator.target is None:
+        simulator.open_target(24)
+    simulator.run()
+    simulator.check()
+    for name, request in simulator.requests.items():
+        assert request.state is State.FINISHED
+        if name in cancelled or request.params.rule is not Rule.MATCH:
+            continue
+        params = request.params
+        if len(simulator.texts[name]) == 0:
+            continue  # it could not fit a smaller target and was failed
+        expected = plain_text(request.prompt.tolist(), params.max_tokens, params.temperature, params.seed)
+        assert simulator.texts[name] == expected
