@@ -145,22 +145,22 @@ class WorkerStream(Generic[Step, Result]):
 
     async def wait_closed(self) -> PilotfishError:
         """Waits until the stream has ended and returns why."""
-        await self._reader
+        await asyncio.wait({self._reader})  # unlike a plain await, leaves the reader alone if we are cancelled
         assert self._closed_by is not None
         return self._closed_by
 
     async def _read(self) -> None:
         try:
-            async for response in self._call:
+            while (response := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 self._settle(self._kind.result(response), time.perf_counter())
             reason: PilotfishError = UnavailableError(f"{self.address}: the worker closed the stream")
         except grpc.RpcError as error:
             reason = from_grpc(error, self.address)
-        except asyncio.CancelledError:
-            reason = UnavailableError(f"{self.address}: the stream was cancelled")
+        except asyncio.CancelledError:  # how grpc ends a read after close
+            reason = UnavailableError(f"{self.address}: the stream was closed")
         except PilotfishError as error:  # an answer that cannot be read
-            self._call.cancel()
             reason = error
+        self._call.cancel()
         self._closed_by = self._closed_by or reason
         for _, future in self._pending:
             if not future.done():

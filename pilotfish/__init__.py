@@ -12,7 +12,6 @@ A server comes from ``pilotfish up``.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 __version__: str
@@ -70,7 +69,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version("pilotfish")
+        from importlib.metadata import version
+
+        return version("pilotfish")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)

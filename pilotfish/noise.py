@@ -84,7 +84,9 @@ def key(seed: int, purpose: Purpose, round_index: int, position: int) -> int:
 
 
 def uniform(keys: Array, token_ids: Array) -> Array:
-    """Uniform numbers in the open interval (0, 1), 53 bits each, float64.
+    """Uniform numbers in the open interval (0, 1), 52 bits each, float64.
+
+    A 53rd bit would leave no room for the half that keeps them off 0 and 1: the last would round to 1.
 
     Args:
         keys: from ``key``, int64, any shape that broadcasts with ``token_ids``.
@@ -93,15 +95,15 @@ def uniform(keys: Array, token_ids: Array) -> Array:
     >>> round(float(uniform(np.array([key(7, Purpose.COIN, 0, 3)]), np.array([42]))[0]), 6)
     0.576325
     """
-    bits: Any = _shift(_mix(keys + token_ids * _signed(_GOLDEN)), 11)  # type: ignore[operator]
+    bits: Any = _shift(_mix(keys + token_ids * _signed(_GOLDEN)), 12)  # type: ignore[operator]
     doubles: Any = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
-    return (doubles + 0.5) * 2.0**-53  # type: ignore[no-any-return]
+    return (doubles + 0.5) * 2.0**-52  # type: ignore[no-any-return]
 
 
 def uniform_one(seed: int, purpose: Purpose, round_index: int, position: int, token_id: int = 0) -> float:
     """One uniform number, for a coin."""
     h = _mix_int(key(seed, purpose, round_index, position) + _GOLDEN * token_id)
-    return ((h >> 11) + 0.5) * 2.0**-53
+    return ((h >> 12) + 0.5) * 2.0**-52
 
 
 def race(keys: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> int:

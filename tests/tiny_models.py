@@ -137,11 +137,10 @@ def make_tiny_llama(folder: Path, **settings: Any) -> Path:
     return make_tiny_model(folder, "llama", **settings)
 
 
-def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The folder as Hugging Face's own model, for comparison."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-    reference: PreTrainedModel = model.train(False)
-    return reference
+    return model.train(False)
 
 
 def _randomise(model: Any, seed: int, sharpness: float) -> None:

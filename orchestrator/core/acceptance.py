@@ -224,7 +224,9 @@ def ratio(proposal: Proposal, outputs: Outputs, chance: Chance) -> Verdict:
 def block(proposal: Proposal, outputs: Outputs, chance: Chance) -> Verdict:
     """Judges from the leaves up: a node is tried once every path below it has failed.
 
-    With probability ``weight`` a node stays, and with it its ancestors. The root always stays.
+    With probability ``weight`` a node stays, and with it its ancestors. The root always stays. Whether
+    a subtree fails depends on its tokens, so those of its siblings' subtrees must have been drawn
+    independently of them: not with noise that is keyed by position alone.
     """
     row = _Row(proposal, outputs)
     path = [_Node(row, ROOT, 1.0)]

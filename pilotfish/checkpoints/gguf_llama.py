@@ -65,7 +65,11 @@ def convert(source: Path, folder: Path, progress: Progress | None = None) -> Non
     _require(source, fields, "tokenizer.ggml.model", "gpt2")
     _require(source, fields, "tokenizer.ggml.pre", "smollm")
 
-    config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    # GGUF shapes are innermost first. The rows may be padded beyond the tokenizer's own tokens.
+    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
+    if "token_embd.weight" not in shapes:
+        raise FailedPreconditionError(f"{source} has no tensor token_embd.weight; it is not a whole model")
+    config = _config(fields, vocab_size=shapes["token_embd.weight"][0], tied="output.weight" not in shapes)
     _write_weights(reader.tensors, config, folder, progress)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _special_ids(fields))
@@ -77,7 +81,7 @@ def _require(source: Path, fields: dict[str, Any], name: str, wanted: str) -> No
         raise FailedPreconditionError(f"{source} has {name} = {fields.get(name)!r}; only {wanted!r} can be converted")
 
 
-def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
+def _config(fields: dict[str, Any], vocab_size: int, tied: bool) -> dict[str, Any]:
     heads = fields["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -99,7 +103,7 @@ def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         "rope_theta": _shortest(fields.get("llama.rope.freq_base", 10000.0)),
         "tie_word_embeddings": tied,
         "torch_dtype": "bfloat16",
-        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "vocab_size": vocab_size,
         **_special_ids(fields),
     }
 

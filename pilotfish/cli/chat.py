@@ -63,7 +63,7 @@ class Conversation:
         self._timeout = timeout
         self._start = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._start)
-        self._interactive = sys.stdin.isatty()
+        self._interactive = _interactive()
 
     def run(self) -> None:
         """Takes lines until the input ends or /quit."""
@@ -110,3 +110,8 @@ class Conversation:
         # Only a finished turn counts, so that a failed one can be asked again.
         self._messages = [*messages, {"role": "assistant", "content": completion.text}]
         stderr.print(Text(summary(completion.usage), style="dim"), soft_wrap=True)
+
+
+def _interactive() -> bool:
+    """Whether a person types, not a pipe."""
+    return sys.stdin.isatty()

@@ -11,9 +11,8 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from pilotfish.errors import PilotfishError
 
@@ -39,16 +38,15 @@ class Child:
         ended: done when the process has ended and its output is read.
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Log) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, stdout: _Output, stderr: _Output, log: Log
+    ) -> None:
         self.name = name
         self._process = process
         self._log = log
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        readers = self._read_stdout(process.stdout), self._read_stderr(process.stderr)
-        self.ended = asyncio.create_task(self._watch(*readers), name=f"watch {name}")
+        self.ended = asyncio.create_task(self._watch(stdout, stderr), name=f"watch {name}")
 
     def death(self) -> ChildDiedError:
         """The error to report once it has ended, with its last lines."""
@@ -66,29 +64,34 @@ class Child:
     def kill(self) -> None:
         """Ends it at once, with whatever it has started itself."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
 
-    async def _watch(self, *readers: Coroutine[Any, Any, None]) -> None:
-        reading = [asyncio.create_task(reader) for reader in readers]
+    async def _watch(self, stdout: _Output, stderr: _Output) -> None:
+        readers = [asyncio.create_task(self._read_stdout(stdout)), asyncio.create_task(self._read_stderr(stderr))]
         await self._process.wait()
-        # What it started may hold the pipes open for longer than it lived itself.
-        _, unfinished = await asyncio.wait(reading, timeout=_LAST_WORDS_S)
+        self._kill_group()  # what it has started itself would live on, and hold the pipes open
+        _, unfinished = await asyncio.wait(readers, timeout=_LAST_WORDS_S)
         for task in unfinished:
             task.cancel()
+        stdout.close()
+        stderr.close()
         if not self.ready.done():
             self.ready.set_exception(self.death())
             self.ready.exception()  # marks it as seen: not every caller waits for it
 
-    async def _read_stdout(self, stream: asyncio.StreamReader) -> None:
-        async for line in _lines(stream):
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _read_stdout(self, output: _Output) -> None:
+        async for line in output.lines():
             if (match := _READY.fullmatch(line)) and not self.ready.done():
                 self.ready.set_result(match[1])
             else:
                 self._show(line)
 
-    async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
-        async for line in _lines(stream):
+    async def _read_stderr(self, output: _Output) -> None:
+        async for line in output.lines():
             self._show(line)
 
     def _show(self, line: str) -> None:
@@ -102,16 +105,26 @@ async def start(name: str, argv: Sequence[str], env: Mapping[str, str], log: Log
     It does not get the terminal's Ctrl-C, so that children stop in the order that their parent wants; and it is
     killed with its parent where the system can do that (Linux).
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **env},
-        start_new_session=True,
-        preexec_fn=die_with_parent(),
-    )
-    return Child(name, process, log)
+    stdout, stdout_end = await _Output.open()
+    stderr, stderr_end = await _Output.open()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout_end,
+            stderr=stderr_end,
+            env={**os.environ, **env},
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+    except BaseException:
+        stdout.close()
+        stderr.close()
+        raise
+    finally:
+        os.close(stdout_end)
+        os.close(stderr_end)
+    return Child(name, process, stdout, stderr, log)
 
 
 async def stop(children: Sequence[Child], grace_s: float) -> None:
@@ -133,16 +146,39 @@ async def stop(children: Sequence[Child], grace_s: float) -> None:
         await asyncio.gather(*(child.ended for child in children))
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines as a terminal would show them: of a progress bar that rewrites its line, the last state."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    rest = ""
-    while chunk := await stream.read(1 << 16):
-        *whole, rest = (rest + decoder.decode(chunk)).split("\n")
-        for line in whole:
-            yield _last_state(line)
-    if rest := rest + decoder.decode(b"", final=True):
-        yield _last_state(rest)
+class _Output:
+    """The reading end of a pipe that a child writes to.
+
+    Not asyncio's own: its ``Process.wait`` returns only once nobody holds the pipes any more, grandchildren included.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
+        self._reader = reader
+        self._transport = transport
+
+    @classmethod
+    async def open(cls) -> tuple[_Output, int]:
+        """The reading end, and the file descriptor of the writing end."""
+        reading, writing = os.pipe()
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
+        )
+        return cls(reader, transport), writing
+
+    def close(self) -> None:
+        self._transport.close()
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Lines as a terminal would show them: of a progress bar that rewrites its line, the last state."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        rest = ""
+        while chunk := await self._reader.read(1 << 16):
+            *whole, rest = (rest + decoder.decode(chunk)).split("\n")
+            for line in whole:
+                yield _last_state(line)
+        if rest := rest + decoder.decode(b"", final=True):
+            yield _last_state(rest)
 
 
 def _last_state(line: str) -> str:

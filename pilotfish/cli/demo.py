@@ -56,7 +56,10 @@ def demo(
         completion = show(_ask(client, _PROMPTS[0], max_tokens, None), stdout)
         stdout.print(LEGEND if stdout.is_terminal else "")
         stderr.print(Text(summary(completion.usage) + "\n", style="dim"), soft_wrap=True)
-        stdout.print(_table(*_measure(client, max_tokens, repeats)))
+        with_draft, without = _measure(client, max_tokens, repeats)
+        stdout.print(_table(with_draft, without))
+        stdout.print(f"draft: {client.server_info().draft_model}", soft_wrap=True)
+        stdout.print(_verdict(with_draft, without), soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,7 @@ def _measure(client: Client, max_tokens: int, repeats: int) -> tuple[_Measured, 
 
 
 def _table(with_draft: _Measured, without: _Measured) -> Table:
-    same = sum(a == b for a, b in zip(with_draft.texts, without.texts, strict=True))
-    table = Table(
-        title=f"{len(_PROMPTS)} answers, one after the other",
-        caption=f"same text with and without: {same} of {len(_PROMPTS)} · "
-        f"the draft makes it {without.seconds / with_draft.seconds:.2f}× as fast here",
-        caption_justify="left",
-    )
+    table = Table(title=f"{len(_PROMPTS)} answers, one after the other", title_justify="left")
     table.add_column("")
     table.add_column("with the draft", justify="right", style="green")
     table.add_column("without", justify="right")
@@ -123,6 +120,14 @@ def _table(with_draft: _Measured, without: _Measured) -> Table:
     for name, value in rows.items():
         table.add_row(name, value(with_draft), value(without))
     return table
+
+
+def _verdict(with_draft: _Measured, without: _Measured) -> str:
+    """The two in words; a slower draft is said to be slower."""
+    same = sum(a == b for a, b in zip(with_draft.texts, without.texts, strict=True))
+    change = without.seconds / with_draft.seconds
+    speed = f"{change:.2f} times as fast" if change >= 1 else f"{1 / change:.2f} times slower"
+    return f"with the draft: the same text in {same} of {len(_PROMPTS)} answers, {speed} on this machine"
 
 
 def _ratio(part: int, whole: int, shape: str) -> str:

@@ -105,8 +105,8 @@ def prompt_request(prompt: Prompt, params: SamplingParams | None, model: str, re
         request.text = prompt
         return request
     try:
-        if isinstance(prompt, bytes):
-            raise TypeError("bytes would pass for a sequence of integers")
+        if prompt is None or isinstance(prompt, bytes):
+            raise TypeError("protobuf would take it for no ids, or its bytes for ids")
         request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import torch
 from tiny_models import make_tiny_llama
@@ -18,7 +17,7 @@ from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.server import Server
 from pilotfish.rpc.steps_service import ModelThread
-from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, SamplingRows, TargetResult, TargetStep
+from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, TargetResult, TargetStep
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 from target_svc import server as target_server
 
@@ -38,7 +37,7 @@ class TargetStream:
     """One Execute stream of a target."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call: Any = target_pb2_grpc.TargetServiceStub(channel).Execute()  # type: ignore[no-untyped-call]
+        self.call: Any = target_pb2_grpc.TargetServiceStub(channel).Execute()
 
     async def open(self, pages: int | None = None) -> Grant:
         opening = types_pb2.StreamOpen(page_count=pages, peer="test")
@@ -67,7 +66,7 @@ class DraftStream:
     """One Execute stream of a draft replica."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call: Any = draft_pb2_grpc.DraftServiceStub(channel).Execute()  # type: ignore[no-untyped-call]
+        self.call: Any = draft_pb2_grpc.DraftServiceStub(channel).Execute()
 
     async def open(self, pages: int | None = None) -> tuple[Grant, tuple[ProposalKind, ...]]:
         opening = types_pb2.StreamOpen(page_count=pages, peer="test")
@@ -84,14 +83,15 @@ class DraftStream:
 
 
 class Worker:
-    """A running service: its address, its server, its streams, and a channel to it."""
+    """A running service, and a channel to it."""
 
-    def __init__(self, server: Server, streams: Any, channel: grpc.aio.Channel) -> None:
-        self.server, self.streams, self.channel = server, streams, channel
+    def __init__(self, address: str, streams: Any, thread: ModelThread, channel: grpc.aio.Channel, stream: Any) -> None:
+        self.address, self.streams, self.thread, self.channel = address, streams, thread, channel
+        self._stream = stream
 
-    @property
-    def address(self) -> str:
-        return self.server.address
+    def stream(self) -> Any:
+        """A new ``TargetStream`` or ``DraftStream``, not opened yet."""
+        return self._stream(self.channel)
 
 
 StartWorker = Callable[..., AbstractAsyncContextManager[Worker]]
@@ -111,10 +111,15 @@ def tiny_draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start_target(tiny_folder: Path) -> StartWorker:
     def start(**settings: Any) -> AbstractAsyncContextManager[Worker]:
-        config = target_server.TargetConfig(
-            **({"model": tiny_folder, "listen": "127.0.0.1:0", "pages": 32, "dtype": "float32", "device": "cpu"} | settings)
-        )
-        return _serve(config, target_server.make_service, "pilotfish.v1.TargetService")
+        defaults: dict[str, Any] = {
+            "model": tiny_folder,
+            "listen": "127.0.0.1:0",
+            "pages": 32,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        config = target_server.TargetConfig(**(defaults | settings))
+        return _serve(config, target_server.make_service, "pilotfish.v1.TargetService", TargetStream)
 
     return start
 
@@ -122,16 +127,21 @@ def start_target(tiny_folder: Path) -> StartWorker:
 @pytest.fixture
 def start_draft(tiny_draft_folder: Path) -> StartWorker:
     def start(**settings: Any) -> AbstractAsyncContextManager[Worker]:
-        defaults = {"model": tiny_draft_folder, "listen": "127.0.0.1:0", "pages": 32, "dtype": "float32", "device": "cpu"}
-        return _serve(
-            draft_server.DraftConfig(**(defaults | settings)), draft_server.make_service, "pilotfish.v1.DraftService"
-        )
+        defaults: dict[str, Any] = {
+            "model": tiny_draft_folder,
+            "listen": "127.0.0.1:0",
+            "pages": 32,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        config = draft_server.DraftConfig(**(defaults | settings))
+        return _serve(config, draft_server.make_service, "pilotfish.v1.DraftService", DraftStream)
 
     return start
 
 
 @asynccontextmanager
-async def _serve(config: Any, make_service: Any, name: str) -> AsyncIterator[Worker]:
+async def _serve(config: Any, make_service: Any, name: str, stream: Any) -> AsyncIterator[Worker]:
     thread = ModelThread()
     add, streams = make_service(config, thread)
     server = Server(config.listen, name, add)
@@ -139,25 +149,8 @@ async def _serve(config: Any, make_service: Any, name: str) -> AsyncIterator[Wor
     await server.set_serving(True)
     try:
         async with connect(server.address) as channel:
-            yield Worker(server, streams, channel)
+            yield Worker(server.address, streams, thread, channel, stream)
     finally:
         await streams.stop()
         await server.stop(1.0)
         thread.shutdown()
-
-
-def greedy_rows(rows: int, seed: int = 0) -> SamplingRows:
-    """Greedy sampling for so many rows."""
-    return sampling_rows(rows, temperature=0.0, seed=seed)
-
-
-def sampling_rows(rows: int, *, temperature: float = 1.0, seed: int = 0, round_index: int = 0) -> SamplingRows:
-    """The same sampling for so many rows; their seeds count up from ``seed``."""
-    return SamplingRows(
-        temperatures=np.full(rows, temperature, np.float32),
-        top_ks=np.zeros(rows, np.int32),
-        top_ps=np.ones(rows, np.float32),
-        min_ps=np.zeros(rows, np.float32),
-        seeds=np.arange(seed, seed + rows, dtype=np.uint64),
-        rounds=np.full(rows, round_index, np.int64),
-    )

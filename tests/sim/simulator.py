@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from fakes import FakeDraft, FakeTarget, grant
 
-from orchestrator.core.acceptance import Rule, TokenKind
+from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.drafting import DraftPlan
 from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.scheduler import Limits, Run, Scheduler, TargetBatch
@@ -118,7 +118,9 @@ class Simulator:
         proposals = {}
         for name, plan in drafts.items():
             proposals |= self._propose(name, plan, started)
+        preempted = {name: request.preemptions for name, request in self.requests.items()}
         plan = self.scheduler.plan_target(drafts)
+        preempted = {name for name, request in self.requests.items() if request.preemptions > preempted[name]}
         batch = self.scheduler.seal(plan, proposals)
         if batch is None:
             return
@@ -132,7 +134,7 @@ class Simulator:
         for run in runs:
             self.texts[run.request.id] += run.token_ids
             self.kinds[run.request.id] += "".join(KIND_LETTERS[kind] for kind in run.kinds)
-        self._record(started, before, batch, runs, drafts, catch_up)
+        self._record(started, before, batch, runs, drafts, catch_up, preempted)
         self.check()
 
     def run(self, most: int = 10_000) -> None:
@@ -194,12 +196,14 @@ class Simulator:
         runs: list[Run],
         drafts: dict[str, DraftPlan],
         catch_up: dict[str, DraftPlan],
+        preempted: set[str],
     ) -> None:
-        self.trace.append(f"round {self.rounds}: {started} us draft, {verified_from} us target, {self.now} us done")
+        self.trace.append(f"round {self.rounds} at {started}: drafted by {verified_from}, verified by {self.now}")
         for name, plan in drafts.items():
             self.trace.append(f"  {name} proposes for {_ids(plan)}")
         for name, plan in catch_up.items():
             self.trace.append(f"  {name} catches up {_ids(plan)}")
+        self.trace += [f"  preempt {name}" for name in sorted(preempted)]
         for row in batch.rows:
             if row.is_round:
                 self.trace.append(f"  verify {row.request.id} from {row.start}, {len(row.proposal.token_ids)} drafted")
@@ -213,6 +217,3 @@ class Simulator:
 
 def _ids(plan: DraftPlan) -> str:
     return " ".join(request.id for request, _ in plan.rows)
-
-
-SAMPLED_RULES = (Rule.RATIO, Rule.BLOCK)

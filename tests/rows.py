@@ -1,0 +1,65 @@
+"""Short ways to write the rows of a step in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pilotfish.steps import Ints, SamplingRows, TokenRows
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, np.int32)
+
+
+@dataclass(frozen=True)
+class Row:
+    """New tokens of one row, where they start, its page table, and its tree if it is one."""
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    parents: Sequence[int] = field(default_factory=tuple)
+
+
+def token_rows(*rows: Row, copies: Sequence[tuple[int, int]] = ()) -> TokenRows:
+    """The rows as one ragged batch; with a tree among them, chains are spelt out too."""
+    chain = all(not row.parents for row in rows)
+    parents = [p for row in rows for p in (row.parents or range(-1, len(row.tokens) - 1))]
+    return TokenRows(
+        token_ids=ints(*(t for row in rows for t in row.tokens)),
+        lengths=ints(*(len(row.tokens) for row in rows)),
+        starts=ints(*(row.start for row in rows)),
+        page_counts=ints(*(len(row.pages) for row in rows)),
+        page_ids=ints(*(p for row in rows for p in row.pages)),
+        parents=ints() if chain else ints(*parents),
+        slot_copies=np.array(copies, np.int32).reshape(-1, 2),
+    )
+
+
+def sampling_rows(
+    rows: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    round_index: int = 0,
+) -> SamplingRows:
+    """The same sampling for so many rows; their seeds count up from ``seed``."""
+    return SamplingRows(
+        temperatures=np.full(rows, temperature, np.float32),
+        top_ks=np.full(rows, top_k, np.int32),
+        top_ps=np.full(rows, top_p, np.float32),
+        min_ps=np.full(rows, min_p, np.float32),
+        seeds=np.arange(seed, seed + rows, dtype=np.uint64),
+        rounds=np.full(rows, round_index, np.int64),
+    )
+
+
+def greedy_rows(rows: int) -> SamplingRows:
+    """Temperature 0 for so many rows."""
+    return sampling_rows(rows, temperature=0.0)

@@ -1,0 +1,134 @@
+"""Child processes: ready, their words, their death, and how they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pilotfish.cli.children import Child, ChildDiedError, start, stop
+
+READY = "import time; print('ready x 127.0.0.1:7', flush=True); "
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
+def run(
+    code: str, use: Callable[[Child], Coroutine[Any, Any, Any]], env: dict[str, str] | None = None
+) -> tuple[Any, list[tuple[str, str]]]:
+    """Starts Python with ``code``, runs ``use`` on it, and gives its result and all that was logged."""
+    said: list[tuple[str, str]] = []
+
+    async def main() -> Any:
+        child = await start(
+            "kid", [sys.executable, "-c", code], env or {}, lambda name, line: said.append((name, line))
+        )
+        try:
+            return await use(child)
+        finally:
+            await stop([child], 0.3)
+
+    return asyncio.run(main()), said
+
+
+async def address(child: Child) -> str:
+    return await child.ready
+
+
+async def death(child: Child) -> str:
+    await child.ended
+    return str(child.death())
+
+
+def test_the_ready_line_gives_the_address_and_is_not_logged() -> None:
+    result, said = run("print('hello'); " + READY + "time.sleep(60)", address)
+    assert result == "127.0.0.1:7"
+    assert said == [("kid", "hello")]
+
+
+def test_only_stdout_says_ready() -> None:
+    code = "import sys; print('ready x 127.0.0.1:8', file=sys.stderr, flush=True); "
+    result, said = run(code + READY + "time.sleep(60)", address)
+    assert result == "127.0.0.1:7"
+    assert said == [("kid", "ready x 127.0.0.1:8")]
+
+
+def test_a_child_that_dies_before_ready_fails_with_its_last_lines() -> None:
+    with pytest.raises(ChildDiedError, match=r"kid exited with 3; its last lines:\n  no such model"):
+        run("import sys; print('no such model', file=sys.stderr); sys.exit(3)", address)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit(0)", "kid exited with 0 without a word"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "kid was killed by SIGKILL without a word"),
+        (
+            "for i in range(40): print(i)",
+            "kid exited with 0; its last lines:" + "".join(f"\n  {i}" for i in range(25, 40)),
+        ),
+    ],
+)
+def test_how_it_died(code: str, message: str) -> None:
+    assert run(code, death)[0] == message
+
+
+def test_a_progress_bar_shows_its_last_state() -> None:
+    code = "import sys; sys.stderr.write('1%\\r50%\\r100%\\nand no line end')"
+    assert run(code, death)[1] == [("kid", "100%"), ("kid", "and no line end")]
+
+
+def test_very_long_lines_and_broken_characters_pass() -> None:
+    code = "import sys; sys.stdout.buffer.write(b'x' * 300000 + b'\\xff' + '\\u00e9'.encode() + b'\\n')"
+    assert run(code, death)[1] == [("kid", "x" * 300000 + "\ufffd\u00e9")]
+
+
+def test_the_environment_is_added_to() -> None:
+    code = "import os; print(os.environ['OURS'], 'PATH' in os.environ)"
+    assert run(code, death, {"OURS": "1"})[1] == [("kid", "1 True")]
+
+
+def test_a_child_that_ignores_sigterm_is_killed() -> None:
+    async def stubborn(child: Child) -> None:
+        await child.ready
+        await stop([child], 0.2)
+        assert "killed by SIGKILL" in str(child.death())
+
+    run(STUBBORN + READY + "time.sleep(60)", stubborn)
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_delay_the_report() -> None:
+    code = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)']); print('bye')"
+    )
+
+    async def timely(child: Child) -> str:
+        async with asyncio.timeout(4):
+            return await death(child)
+
+    assert run(code, timely) == ("kid exited with 0; its last lines:\n  bye", [("kid", "bye")])
+
+
+def test_children_stop_one_after_the_other() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+        code = (
+            "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+            + READY
+            + "time.sleep(60)"
+        )
+
+        async def note(child: Child) -> None:
+            await child.ended
+            order.append(child.name)
+
+        children = [await start(name, [sys.executable, "-c", code], {}, lambda *_: None) for name in ("a", "b", "c")]
+        await asyncio.gather(*(child.ready for child in children))
+        notes = [asyncio.create_task(note(child)) for child in children]
+        await stop([children[2], children[0], children[1]], 10)
+        await asyncio.gather(*notes)
+        return order
+
+    assert asyncio.run(main()) == ["c", "a", "b"]

@@ -1,0 +1,246 @@
+"""``pilotfish up``: what it starts, and how it ends. The services are small stand-ins, the processes are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pilotfish.cli.main import app
+from pilotfish.cli.up import Model, Plan, threads_per_worker
+
+SERVICE = """
+import json, os, signal, sys, time
+
+name, folder = {name!r}, {folder!r}
+argv = sys.argv[1:]
+port = {{"target_svc": 1, "orchestrator": 9}}.get(name, os.getpid())
+note = os.path.join(folder, f"{{name}}-{{os.getpid()}}.json")
+json.dump({{"argv": argv, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"],
+           "wait": os.environ["OMP_WAIT_POLICY"]}}, open(note, "w"))
+
+def end(*_):
+    open(os.path.join(folder, "order"), "a").write(name + "\\n")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, lambda *_: open(os.path.join(folder, "order"), "a").write(name + " got SIGINT\\n"))
+if os.path.exists(os.path.join(folder, name + ".broken")):
+    print("error: the checkpoint is corrupt", file=sys.stderr)
+    sys.exit(2)
+print("warming up", file=sys.stderr)
+listen = argv[argv.index("--listen") + 1]
+print(f"ready {{name}} {{listen.replace(':0', f':{{port}}')}}", flush=True)
+while True:
+    time.sleep(0.02)
+    if os.path.exists(os.path.join(folder, f"die-{{os.getpid()}}")):
+        print("out of luck", file=sys.stderr)
+        os._exit(5)
+"""
+
+
+class Deployment:
+    """One ``up`` on stand-ins that take notes in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text('{"num_hidden_layers": 9}')
+        for name in ("target_svc", "draft_svc", "orchestrator"):
+            (folder / "fakes" / name).mkdir(parents=True)
+            (folder / "fakes" / name / "__init__.py").touch()
+            (folder / "fakes" / name / "__main__.py").write_text(SERVICE.format(name=name, folder=str(folder)))
+
+    @contextmanager
+    def up(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
+        # PYTHONPATH comes before the installed services.
+        env = {**os.environ, "PYTHONPATH": str(self.folder / "fakes"), "OMP_NUM_THREADS": "3"}
+        argv = [sys.executable, "-m", "pilotfish", "up", "--target", str(self.model), "--listen", "127.0.0.1:0", *flags]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(argv, env=env, cwd=self.folder, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.communicate(timeout=30)
+
+    def notes(self, service: str) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{service}-*.json"))]
+
+    def pids(self) -> list[int]:
+        return [note["pid"] for service in ("target_svc", "draft_svc", "orchestrator") for note in self.notes(service)]
+
+    def order(self) -> list[str]:
+        path = self.folder / "order"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return Deployment(tmp_path)
+
+
+def ready_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, stderr = process.communicate(timeout=30)
+    return process.returncode, stderr
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_stops_all_in_order(deployment: Deployment, number: signal.Signals) -> None:
+    with deployment.up("--replicas", "2") as process:
+        line = ready_line(process)
+        assert line == (
+            f"ready 127.0.0.1:9 target={deployment.model} draft={deployment.model}:first-3-layers draft_length=4\n"
+        )
+        process.send_signal(number)
+        code, stderr = end(process)
+    assert code == 0
+    assert deployment.order() == ["orchestrator", "draft_svc", "draft_svc", "target_svc"]
+    assert len(deployment.pids()) == 4
+    assert not any(runs(pid) for pid in deployment.pids())
+    for name in ("target", "draft-0", "draft-1", "orchestrator"):
+        assert f"{name} │ warming up" in stderr
+
+
+def test_each_service_gets_its_flags(deployment: Deployment) -> None:
+    flags = ["--draft-length", "6", "--dtype", "float32", "--pages", "40", "--draft-layers", "2"]
+    with deployment.up(*flags) as process:
+        assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
+        (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
+    model = str(deployment.model)
+    worker = ["--listen", "127.0.0.1:0", "--threads", "3"]
+    assert target["argv"] == ["--model", model, "--name", model, *worker, "--dtype", "float32", "--pages", "40"]
+    assert draft["argv"] == [
+        *["--model", model, "--name", f"{model}:first-2-layers", *worker],
+        *["--layers", "2", "--dtype", "float32", "--pages", "40", "--drafter", "model"],
+    ]
+    assert orchestrator["argv"] == [
+        *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
+        *["--model", model, "--name", model, "--draft-length", "6"],
+    ]
+    assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
+
+
+def test_without_a_draft(deployment: Deployment) -> None:
+    with deployment.up("--draft", "none") as process:
+        assert "draft=none" in ready_line(process)
+    assert deployment.notes("draft_svc") == []
+    assert "--draft" not in deployment.notes("orchestrator")[0]["argv"]
+
+
+@pytest.mark.parametrize(
+    ("service", "name"), [("target_svc", "target"), ("draft_svc", "draft"), ("orchestrator", "orchestrator")]
+)
+def test_a_child_that_dies_before_ready_stops_all(deployment: Deployment, service: str, name: str) -> None:
+    (deployment.folder / f"{service}.broken").touch()
+    with deployment.up() as process:
+        assert ready_line(process) == ""
+        code, stderr = end(process)
+    assert code == 1
+    assert f"error: {name} exited with 2; its last lines:\n  error: the checkpoint is corrupt\n" in stderr
+    assert not any(runs(pid) for pid in deployment.pids())
+
+
+@pytest.mark.parametrize(("service", "name"), [("target_svc", "target"), ("orchestrator", "orchestrator")])
+def test_a_death_of_target_or_orchestrator_stops_all(deployment: Deployment, service: str, name: str) -> None:
+    with deployment.up() as process:
+        ready_line(process)
+        (deployment.folder / f"die-{deployment.notes(service)[0]['pid']}").touch()
+        code, stderr = end(process)
+    assert code == 1
+    assert re.search(rf"error: {name} exited with 5; its last lines:\n  warming up\n  out of luck\n", stderr)
+    assert not any(runs(pid) for pid in deployment.pids())
+
+
+def test_serving_goes_on_without_a_draft_that_died(deployment: Deployment) -> None:
+    with deployment.up() as process:
+        ready_line(process)
+        pid = deployment.notes("draft_svc")[0]["pid"]
+        (deployment.folder / f"die-{pid}").touch()
+        assert eventually(lambda: not runs(pid))
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.terminate()
+        code, stderr = end(process)
+    assert code == 0
+    assert "draft exited with 5; its last lines:\n  warming up\n  out of luck\ngoing on without it\n" in stderr
+    assert deployment.order() == ["orchestrator", "target_svc"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tie a child's life to its parent's")
+def test_no_child_outlives_an_up_that_is_killed(deployment: Deployment) -> None:
+    with deployment.up() as process:
+        ready_line(process)
+        pids = deployment.pids()
+        assert len(pids) == 3
+        process.kill()
+        assert eventually(lambda: not any(runs(pid) for pid in pids))
+
+
+def test_a_signal_while_starting_stops_all(deployment: Deployment) -> None:
+    fake = deployment.folder / "fakes" / "draft_svc" / "__main__.py"
+    fake.write_text(fake.read_text().replace('print(f"ready', 'time.sleep(60); print(f"ready'))
+    with deployment.up() as process:
+        assert eventually(lambda: len(deployment.pids()) == 2)
+        process.terminate()
+        code, _ = end(process)
+    assert code == 0
+    assert not any(runs(pid) for pid in deployment.pids())
+
+
+def test_draft_layers_without_a_draft_is_bad_usage() -> None:
+    result = CliRunner().invoke(app, ["up", "--draft", "none", "--draft-layers", "2"])
+    assert result.exit_code == 2
+
+
+def test_a_config_without_layers_asks_for_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    result = CliRunner().invoke(app, ["up", "--target", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "give --draft-layers, or --draft MODEL" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"),
+    [(2, 2, [1, 1]), (8, 1, [8]), (8, 3, [3, 3, 2]), (1, 3, [1, 1, 1]), (5, 2, [3, 2])],
+)
+def test_threads_add_up_to_the_cores(cores: int, workers: int, threads: list[int]) -> None:
+    assert threads_per_worker(cores, workers) == threads
+
+
+def test_a_plan_counts_its_workers() -> None:
+    model = Model("m", Path("/m"))
+    assert Plan(model, model, 4, 3, None, None, "h:1").worker_count == 4
+    assert Plan(model, None, 4, 3, None, None, "h:1").worker_count == 1

@@ -1,0 +1,125 @@
+"""SamplingParams: defaults, the message they make, and what cannot be sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import pilotfish
+from pilotfish import InvalidArgumentError, SamplingParams
+from pilotfish.v1 import generation_pb2 as pb
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    assert SamplingParams().to_pb() == pb.SamplingParams(max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0)
+
+
+def test_every_field_of_the_contract_is_sent() -> None:
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.5,
+        top_k=2,
+        top_p=0.5,
+        min_p=0.25,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        stop_token_ids=(3, 4),
+        ignore_eos=True,
+        acceptance="block",
+        draft_length=0,
+    )
+    message = pb.SamplingParams(
+        max_tokens=1,
+        temperature=0.5,
+        top_k=2,
+        top_p=0.5,
+        min_p=0.25,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        stop_token_ids=[3, 4],
+        ignore_eos=True,
+        acceptance=pb.ACCEPTANCE_RULE_BLOCK,
+        draft_length=0,
+    )
+    assert params.to_pb() == message
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == {
+        field.name for field in pb.SamplingParams.DESCRIPTOR.fields
+    }
+
+
+def test_one_stop_text_needs_no_list() -> None:
+    assert list(SamplingParams(stop="end").to_pb().stop) == ["end"]
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_acceptance_rules_go_by_name(rule: Any) -> None:
+    sent = SamplingParams(acceptance=rule).to_pb().acceptance
+    assert pb.AcceptanceRule.Name(sent) == f"ACCEPTANCE_RULE_{rule.upper()}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", "64"),
+        ("max_tokens", 2**31),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", None),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("top_k", 0.5),
+        ("top_p", "1"),
+        ("min_p", []),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 0.5),
+        ("stop", 7),
+        ("stop", [7]),
+        ("stop_token_ids", ["a"]),
+        ("stop_token_ids", 5),
+        ("ignore_eos", 1),
+        ("ignore_eos", "yes"),
+        ("acceptance", "typical"),
+        ("acceptance", "unspecified"),
+        ("acceptance", 1),
+        ("draft_length", "4"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{field} is .*; it must be"):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_tokens", 0), ("temperature", -1), ("top_p", 2), ("min_p", 5)])
+def test_ranges_are_the_server_s_to_judge(field: str, value: Any) -> None:
+    assert getattr(SamplingParams(**{field: value}).to_pb(), field) == value
+
+
+def test_params_cannot_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().seed = 1  # type: ignore[misc]
+
+
+def test_the_package_offers_what_it_lists() -> None:
+    for name in pilotfish.__all__:
+        assert getattr(pilotfish, name).__name__ == name
+    assert set(pilotfish.__all__) <= set(dir(pilotfish))
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = pilotfish.nonsense
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import pilotfish", ["grpc", "numpy", "torch", "typer"]),
+        ("from pilotfish import AsyncClient, Client, SamplingParams", ["numpy", "torch", "transformers", "typer"]),
+        ("import pilotfish.cli.main", ["grpc", "numpy", "torch", "transformers"]),
+    ],
+)
+def test_imports_stay_light(statement: str, absent: list[str]) -> None:
+    code = f"import sys; {statement}; print(sorted(set({absent}) & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
