@@ -15,14 +15,20 @@ import logging
 import time
 from collections.abc import Mapping
 
-from orchestrator.core.acceptance import Proposal
 from orchestrator.core.drafting import DraftPlan
+from orchestrator.core.proposals import Proposal
 from orchestrator.core.requests import Request
 from orchestrator.core.scheduler import Run, Scheduler, TargetBatch
 from orchestrator.outputs import Output
 from orchestrator.usage import RoundTimes
 from orchestrator.workers import Reply, WorkerStream
-from pilotfish.errors import FailedPreconditionError, InternalError, PilotfishError, UnavailableError
+from pilotfish.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    PilotfishError,
+    UnavailableError,
+)
 from pilotfish.steps import DraftResult, DraftStep, TargetResult, TargetStep
 
 log = logging.getLogger(__name__)
@@ -152,8 +158,10 @@ class Loop:
 
     async def _round(self) -> None:
         clock = RoundClock(self._round_began)
+        for name, stream in self.drafts.items():
+            self.scheduler.drafting.replicas[name].is_late = stream.is_late
         drafts = self.scheduler.plan_proposals()
-        sent_at, replies = time.perf_counter(), await self._send(drafts)
+        sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
         if replies:
             self._emit()
         plan = self.scheduler.plan_target(drafts)
@@ -180,26 +188,23 @@ class Loop:
         times, self._round_began = clock.split(now), now
         self._runs += [(run, times) for run in runs]
 
-    async def _send(self, plans: Mapping[str, DraftPlan]) -> DraftReplies:
-        return {name: await self.drafts[name].submit(plan.step) for name, plan in plans.items() if name in self.drafts}
+    async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> DraftReplies:
+        names = [name for name in plans if name in self.drafts]
+        return {name: await self.drafts[name].submit(plans[name].step, timeout_s) for name in names}
 
     async def _collect(
         self, drafts: Mapping[str, DraftPlan], replies: DraftReplies, sent_at: float, clock: RoundClock
     ) -> dict[str, Proposal]:
         """Waits for proposals until the deadline; rows of a replica without a sound answer get none."""
-        if not replies:
-            return {}
-        await asyncio.wait(replies.values(), timeout=self._draft_timeout_s)
         proposals: dict[str, Proposal] = {}
         arrived = []
         for name, future in replies.items():
-            if not future.done():
-                self._mark_late(name, future)
-                continue
             try:
-                reply = future.result()
+                reply = await future
                 arrived.append(reply)
                 proposals |= drafts[name].proposals(reply.result, self._vocab_size)
+            except DeadlineExceededError as error:
+                log.warning("draft %s; its rows go on without proposals", error)
             except PilotfishError as error:
                 self._drop_draft(name, error)
         clock.drafted(sent_at, arrived)
@@ -208,18 +213,6 @@ class Loop:
     @property
     def _vocab_size(self) -> int:
         return self.scheduler.target.grant.vocab_size if self.scheduler.target is not None else 0
-
-    def _mark_late(self, name: str, owed: asyncio.Future[Reply[DraftResult]]) -> None:
-        log.warning("draft %s missed its deadline of %g s; its rows go on without", name, self._draft_timeout_s)
-        replica = self.scheduler.drafting.replicas.get(name)
-        if replica is None:
-            return
-        replica.is_late = True
-
-        def answered(_: asyncio.Future[Reply[DraftResult]]) -> None:
-            replica.is_late = False
-
-        owed.add_done_callback(answered)
 
     def _drop_draft(self, name: str, error: PilotfishError) -> None:
         stream = self.drafts.get(name)

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from pilotfish.errors import InternalError, PilotfishError, UnavailableError
+from pilotfish.errors import DeadlineExceededError, InternalError, PilotfishError, UnavailableError
 from pilotfish.rpc import codec
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.status import from_grpc
@@ -126,9 +126,20 @@ class WorkerStream(Generic[Step, Result]):
             raise UnavailableError(f"{address}: {await call.details()}") from None
         return cls(kind, address, call, kind.opened(response))
 
-    async def submit(self, step: Step) -> asyncio.Future[Reply[Result]]:
-        """Sends a step; the future becomes its reply, or the error that ended the stream."""
-        future: asyncio.Future[Reply[Result]] = asyncio.get_running_loop().create_future()
+    @property
+    def is_late(self) -> bool:
+        """Whether the answer that is due next has missed its deadline."""
+        return bool(self._pending) and self._pending[0][1].done()
+
+    async def submit(self, step: Step, timeout_s: float | None = None) -> asyncio.Future[Reply[Result]]:
+        """Sends a step.
+
+        Returns:
+            A future that becomes the reply, ``DeadlineExceededError`` after ``timeout_s`` seconds, or the
+            error that ended the stream.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply[Result]] = loop.create_future()
         future.add_done_callback(_retrieve)
         if self._closed_by is not None:
             future.set_exception(self._closed_by)
@@ -136,6 +147,9 @@ class WorkerStream(Generic[Step, Result]):
         self._pending.append((step.step_id, future))
         with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader learns why and fails the future
             await self._call.write(self._kind.step_request(step))
+        if timeout_s is not None:
+            timer = loop.call_later(timeout_s, self._expire, future, timeout_s)
+            future.add_done_callback(lambda _: timer.cancel())
         return future
 
     def close(self, reason: PilotfishError | None = None) -> None:
@@ -166,6 +180,10 @@ class WorkerStream(Generic[Step, Result]):
             if not future.done():
                 future.set_exception(self._closed_by)
         self._pending.clear()
+
+    def _expire(self, future: asyncio.Future[Reply[Result]], timeout_s: float) -> None:
+        if not future.done():
+            future.set_exception(DeadlineExceededError(f"{self.address}: no answer within {timeout_s:g} s"))
 
     def _settle(self, result: Result, now: float) -> None:
         if not self._pending or self._pending[0][0] != result.step_id:

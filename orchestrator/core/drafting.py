@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.core.acceptance import Proposal, proposals_from
 from orchestrator.core.batches import RowPart, sampling_rows, token_rows
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
+from orchestrator.core.proposals import Proposal, proposals_from
 from orchestrator.core.requests import DraftPlace, Request, State
 from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, empty_ints
 
@@ -106,7 +106,7 @@ class Drafting:
                 continue
             part = _Part(request, place, request.length, request.draft_limit, nodes)
             fits = part.end + nodes <= target.max_len and part.token_count <= budgets[place.replica]
-            if fits and self._reserve_nodes(part):
+            if fits and self._knows(part) and self._reserve_nodes(part):
                 budgets[place.replica] -= part.token_count
                 node_budget -= nodes
                 ready.setdefault(place.replica, []).append(part)
@@ -122,9 +122,10 @@ class Drafting:
                 continue
             known = min(request.length - 1, self.replicas[place.replica].grant.max_len)
             count = min(known - place.cache.length, budgets[place.replica])
-            if count > 0 and _reserve(place.cache, place.cache.length + count):
+            part = _Part(request, place, place.cache.length + count)
+            if count > 0 and self._knows(part) and _reserve(place.cache, part.end):
                 budgets[place.replica] -= count
-                chunks.setdefault(place.replica, []).append(_Part(request, place, place.cache.length + count))
+                chunks.setdefault(place.replica, []).append(part)
         return {name: self._plan(self.replicas[name], parts) for name, parts in chunks.items()}
 
     def accepted(self, request: Request, proposal: Proposal, path: tuple[int, ...]) -> None:
@@ -156,6 +157,11 @@ class Drafting:
         request.draft = DraftPlace(replica.name, RowCache(replica.pool))
         request.draft.cache.attach(request.tokens[:-1])
         return request.draft
+
+    def _knows(self, part: _Part) -> bool:
+        """Whether the replica has all the tokens; it may lack ids that only the target's output layer pads."""
+        tokens = part.request.tokens[part.start : part.end]
+        return int(tokens.max()) < self.replicas[part.place.replica].grant.vocab_size
 
     def _reserve_nodes(self, part: _Part) -> bool:
         slots = part.end + part.nodes - 1  # the last node has no children, so it is never cached

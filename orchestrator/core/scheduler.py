@@ -22,11 +22,12 @@ from operator import attrgetter
 
 import numpy as np
 
-from orchestrator.core.acceptance import EMPTY, NoiseChance, Outputs, Proposal, TokenKind, accept, outputs_from
+from orchestrator.core.acceptance import NoiseChance, TokenKind, accept
 from orchestrator.core.batches import RowPart, sampling_rows, token_rows
 from orchestrator.core.drafting import Drafting, DraftPlan
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
+from orchestrator.core.proposals import EMPTY, Outputs, Proposal, outputs_from
 from orchestrator.core.requests import Request, State
 from pilotfish.errors import (
     AlreadyExistsError,

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,13 +14,13 @@ from rich.text import Text
 
 from pilotfish.cli import children, options
 from pilotfish.cli.console import stderr, waiting
+from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.pull import fetch
 from pilotfish.errors import NotFoundError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 _GRACE_S = 10.0
-_ANY_PORT = "127.0.0.1:0"
 _COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
 
 
@@ -72,65 +70,6 @@ def up(
     raise typer.Exit(asyncio.run(_serve(plan)))
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model to serve."""
-
-    name: str
-    folder: Path
-    layers: int | None = None
-    """Serve only the first so many; None serves all."""
-
-    @property
-    def label(self) -> str:
-        """The name that clients and logs see."""
-        return self.name if self.layers is None else f"{self.name}:first-{self.layers}-layers"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to start, and the command lines that it takes."""
-
-    target: Model
-    draft: Model | None
-    draft_length: int
-    replicas: int
-    dtype: str | None
-    pages: int | None
-    listen: str
-
-    @property
-    def worker_count(self) -> int:
-        return 1 + (self.replicas if self.draft is not None else 0)
-
-    def target_argv(self, threads: int) -> list[str]:
-        return _python("target_svc", *self._worker(self.target, threads))
-
-    def draft_argv(self, draft: Model, threads: int) -> list[str]:
-        return _python("draft_svc", *self._worker(draft, threads), "--drafter", "model")
-
-    def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
-        workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
-        model = ["--model", str(self.target.folder), "--name", self.target.label]
-        return _python(
-            "orchestrator", "--listen", self.listen, *workers, *model, "--draft-length", str(self.draft_length)
-        )
-
-    def _worker(self, model: Model, threads: int) -> list[str]:
-        argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT, "--threads", str(threads)]
-        given = {"--layers": model.layers, "--dtype": self.dtype, "--pages": self.pages}
-        return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
-
-
-def threads_per_worker(cores: int, workers: int) -> list[int]:
-    """Threads for each worker, the target first; they add up to the cores, with at least one each.
-
-    OpenMP threads of two processes on the same core slow each other many times over.
-    """
-    share, left = divmod(cores, workers)
-    return [max(1, share + (index < left)) for index in range(workers)]
-
-
 def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None:
     if draft == "none":
         return None
@@ -146,10 +85,6 @@ def _quarter(folder: Path) -> int:
     if not isinstance(layers, int):
         raise NotFoundError(f"{folder / 'config.json'} has no num_hidden_layers; give --draft-layers, or --draft MODEL")
     return -(-layers // 4)
-
-
-def _python(module: str, *argv: str) -> list[str]:
-    return [sys.executable, "-P", "-m", module, *argv]  # -P: never a module of that name in the current folder
 
 
 def _log(name: str, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Tensors to and from the arrays that the contract carries; bfloat16 travels as its bits in uint16."""
+"""Tensors as the arrays that the contract carries; bfloat16 travels as its bits in uint16."""
 
 from __future__ import annotations
 
@@ -16,10 +16,3 @@ def to_wire(tensor: Tensor) -> npt.NDArray[Any]:
     if host.dtype is torch.bfloat16:
         return host.view(torch.int16).numpy().view(np.uint16)
     return host.numpy()
-
-
-def from_wire(array: npt.NDArray[Any]) -> Tensor:
-    """Inverse of ``to_wire``, in host memory of its own."""
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.copy().view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())

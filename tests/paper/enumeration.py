@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.acceptance import Outputs, Proposal, Verdict, outputs_from, proposals_from
+from orchestrator.core.acceptance import Verdict
+from orchestrator.core.proposals import Outputs, Proposal, outputs_from, proposals_from
 from pilotfish.steps import DraftResult, Supports, TargetResult
 
 Law = dict[Hashable, float]

@@ -8,7 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from orchestrator.core.acceptance import Outputs, Proposal, TokenKind, match
+from orchestrator.core.acceptance import TokenKind, match
+from orchestrator.core.proposals import Outputs, Proposal
 from pilotfish.noise import Purpose, key, uniform
 from tests.paper.enumeration import (
     CHAIN_2,

@@ -9,20 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from orchestrator.core.acceptance import (
-    EMPTY,
-    NoiseChance,
-    Outputs,
-    Proposal,
-    Rule,
-    TokenKind,
-    Verdict,
-    accept,
-    block,
-    outputs_from,
-    proposals_from,
-    ratio,
-)
+from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept, block, ratio
+from orchestrator.core.proposals import EMPTY, Outputs, Proposal, outputs_from, proposals_from
 from pilotfish import noise
 from pilotfish.errors import InternalError, InvalidArgumentError
 from pilotfish.noise import Purpose, key, uniform_one
@@ -169,7 +157,7 @@ def test_paths_of_deep_trees_are_measured() -> None:
 
 def test_a_chain_longer_than_asked_for_is_refused() -> None:
     chain = DraftResult(1, ints(3), ints(1, 2, 3), 10)
-    with pytest.raises(InvalidArgumentError, match=r"depth of node\[2\] is 3; at most 2 were asked for"):
+    with pytest.raises(InvalidArgumentError, match=r"node_counts\[0\] is 3; must be in \[0, 2\]"):
         proposals_from(chain, ints(2), ints(3), VOCAB, np.array([False]))
 
 

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pilotfish.cli.main import app
-from pilotfish.cli.up import Model, Plan, threads_per_worker
+from pilotfish.cli.plan import Model, Plan, threads_per_worker
 
 SERVICE = """
 import json, os, signal, sys, time

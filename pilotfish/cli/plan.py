@@ -1,0 +1,72 @@
+"""What ``pilotfish up`` starts: models, command lines, threads. Starts nothing itself."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_ANY_PORT = "127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to serve."""
+
+    name: str
+    folder: Path
+    layers: int | None = None
+    """Serve only the first so many; None serves all."""
+
+    @property
+    def label(self) -> str:
+        """The name that clients and logs see."""
+        return self.name if self.layers is None else f"{self.name}:first-{self.layers}-layers"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start, and the command lines that it takes."""
+
+    target: Model
+    draft: Model | None
+    draft_length: int
+    replicas: int
+    dtype: str | None
+    pages: int | None
+    listen: str
+
+    @property
+    def worker_count(self) -> int:
+        return 1 + (self.replicas if self.draft is not None else 0)
+
+    def target_argv(self, threads: int) -> list[str]:
+        return _python("target_svc", *self._worker(self.target, threads))
+
+    def draft_argv(self, draft: Model, threads: int) -> list[str]:
+        return _python("draft_svc", *self._worker(draft, threads), "--drafter", "model")
+
+    def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
+        workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
+        model = ["--model", str(self.target.folder), "--name", self.target.label]
+        return _python(
+            "orchestrator", "--listen", self.listen, *workers, *model, "--draft-length", str(self.draft_length)
+        )
+
+    def _worker(self, model: Model, threads: int) -> list[str]:
+        argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT, "--threads", str(threads)]
+        given = {"--layers": model.layers, "--dtype": self.dtype, "--pages": self.pages}
+        return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
+
+
+def threads_per_worker(cores: int, workers: int) -> list[int]:
+    """Threads for each worker, the target first; they add up to the cores, with at least one each.
+
+    OpenMP threads of two processes on the same core slow each other many times over.
+    """
+    share, left = divmod(cores, workers)
+    return [max(1, share + (index < left)) for index in range(workers)]
+
+
+def _python(module: str, *argv: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module, *argv]  # -P: never a module of that name in the current folder
