@@ -22,6 +22,7 @@ from orchestrator.workers import DRAFT, TARGET, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
 from pilotfish.settings import Settings, fail_with, load
+from pilotfish.steps import Grant
 from pilotfish.v1 import generation_pb2_grpc
 
 PROGRAM = "pilotfish orchestrator"
@@ -102,27 +103,29 @@ class Orchestrator:
             support_limit=settings.support_limit,
         )
         self.loop = Loop(Scheduler(limits), settings.draft_timeout_s, settings.target_timeout_s)
-        self._weights_hash: str | None = None
+        self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> Server:
-        """Connects to the workers and starts rounds; returns the server, not started yet.
+        """Takes the port, connects to the workers and starts rounds; returns the server, not answering yet.
 
         Raises:
-            PilotfishError: the target does not answer, or a worker does not fit the model.
+            PilotfishError: the port is taken, the target does not answer, or a worker does not fit.
         """
+        server = self._server()  # before the workers are waited for: a port that is taken is told at once
         target = WorkerLink(TARGET, self._settings.target, self._target_opened, self.loop.target_lost)
         drafts = [WorkerLink(DRAFT, a, self._draft_opened, self.loop.draft_lost) for a in self._settings.draft]
         self._links = [target, *drafts]
         try:
             await target.wait_opened(self._settings.connect_timeout_s)
             await asyncio.gather(*(self._wait_for_draft(draft) for draft in drafts))
-            self._task = asyncio.create_task(self.loop.run(), name="rounds")
-            return self._server()
         except BaseException:
             await self.stop()
+            await server.stop(0)
             raise
+        self._task = asyncio.create_task(self.loop.run(), name="rounds")
+        return server
 
     async def stop(self) -> None:
         """Ends the rounds and the streams."""
@@ -140,40 +143,37 @@ class Orchestrator:
             log.warning("%s; rows decode without it until it does", error)
 
     def _server(self) -> Server:
-        settings, target = self._settings, self.loop.target
-        assert target is not None
-        name = settings.name or target.grant.model_id
-        rule = Rule[settings.acceptance.upper()]
-        defaults = Defaults(settings.draft_length, rule, frozenset(self._tokenizer.eos_token_ids))
-        service = GenerationService(self.loop, self._tokenizer, name, defaults, lambda: self._info(name))
+        settings, ends = self._settings, frozenset(self._tokenizer.eos_token_ids)
+        defaults = Defaults(settings.draft_length, Rule[settings.acceptance.upper()], ends)
+        service = GenerationService(self.loop, self._tokenizer, defaults, self._info)
         return Server(
             settings.listen,
             "pilotfish.v1.GenerationService",
             lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server),
         )
 
-    def _info(self, name: str) -> ServerInfo:
-        target, drafts = self.loop.target, list(self.loop.drafts.values())
+    def _info(self) -> ServerInfo:
+        model, drafts = self._target_grant, list(self.loop.drafts.values())
         return ServerInfo(
-            model=name,
+            model=self._settings.name or (model.model_id if model is not None else ""),
             version=version("pilotfish"),
-            max_len=target.grant.max_len if target is not None else 0,
-            vocab_size=target.grant.vocab_size if target is not None else 0,
+            max_len=model.max_len if model is not None else 0,
+            vocab_size=model.vocab_size if model is not None else 0,
             draft_length=self._settings.draft_length if self._settings.draft else 0,
             draft_replica_count=len(drafts),
             draft_model=drafts[0].grant.model_id if drafts else "",
-            target_ready=target is not None,
+            target_ready=self.loop.target is not None,
         )
 
     def _target_opened(self, stream: TargetStream) -> None:
         self._require_same_tokenizer(stream.grant.tokenizer_hash, "target", stream.address)
-        weights = stream.grant.weights_hash
-        if self._weights_hash not in (None, weights):
+        known, found = self._target_grant, stream.grant
+        if known is not None and known.weights_hash != found.weights_hash:
             raise FailedPreconditionError(
-                f"target at {stream.address} came back with other weights ({weights[:12]}, were "
-                f"{(self._weights_hash or '')[:12]}); restart the orchestrator to serve them"
+                f"target at {stream.address} came back with other weights ({found.weights_hash[:12]}, were "
+                f"{known.weights_hash[:12]}); restart the orchestrator to serve them"
             )
-        self._weights_hash = weights
+        self._target_grant = found
         self.loop.target_opened(stream)
 
     def _draft_opened(self, stream: DraftStream) -> None:

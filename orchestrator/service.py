@@ -45,32 +45,29 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     Args:
         loop: runs the requests.
         tokenizer: of the model.
-        model: name under which it is served.
         defaults: where a client says nothing.
         info: describes the deployment as it is now.
     """
 
-    def __init__(
-        self, loop: Loop, tokenizer: Tokenizer, model: str, defaults: Defaults, info: Callable[[], ServerInfo]
-    ) -> None:
+    def __init__(self, loop: Loop, tokenizer: Tokenizer, defaults: Defaults, info: Callable[[], ServerInfo]) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
-        self._model = model
         self._defaults = defaults
         self._info = info
 
     @streaming
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """See generation.proto."""
-        if request.model not in ("", self._model):
-            raise NotFoundError(f"model is {request.model!r}; this server has {self._model!r}")
+        model = self._info().model
+        if request.model not in ("", model):
+            raise NotFoundError(f"model is {request.model!r}; this server has {model!r}")
         prompt = await asyncio.to_thread(self._prompt, request)
         asked = _asked(request.sampling)
         job = admit(request.request_id or f"gen-{secrets.token_hex(8)}", prompt, asked, self._defaults)
         output = Output(self._tokenizer.detokenizer(), asked.stop)
         self._loop.submit(job, output)
         try:
-            started = pb.Started(request_id=job.id, model=self._model, prompt_token_count=len(prompt))
+            started = pb.Started(request_id=job.id, model=model, prompt_token_count=len(prompt))
             yield pb.GenerateResponse(started=started)
             async for event in output.events():
                 yield _response(event)

@@ -20,7 +20,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from pilotfish.errors import DeadlineExceededError, InternalError, PilotfishError, UnavailableError
+from pilotfish.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    PilotfishError,
+    UnavailableError,
+)
 from pilotfish.rpc import codec
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.status import from_grpc
@@ -41,6 +48,8 @@ Step = TypeVar("Step", bound=Numbered)
 Result = TypeVar("Result", bound=Numbered)
 
 RETRY_S = (0.1, 2.0)  # first and longest wait between attempts
+STEADY_S = 30.0  # a stream that lasted so long starts the waits anew; a worker that flaps is left alone longer
+UNFIT = (FailedPreconditionError, InvalidArgumentError)  # errors that trying again will not mend
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +259,20 @@ class WorkerLink(Generic[Step, Result]):
     async def _run(self) -> None:
         wait = RETRY_S[0]
         while True:
+            opened_at = time.monotonic()
             try:
                 async with connect(self.address) as channel:
                     stream = await WorkerStream.open(self._kind, self.address, channel)
+                    opened_at = time.monotonic()
                     await self._serve(stream)
-                wait = RETRY_S[0]
             except PilotfishError as error:
                 if str(error) != str(self._last_error):
                     log.warning("%s %s", self._kind.name, error)
                 self._last_error = error
-                if not self._first.done() and not isinstance(error, UnavailableError):
+                if not self._first.done() and isinstance(error, UNFIT):
                     self._first.set_exception(error)
+            if time.monotonic() - opened_at > STEADY_S:
+                wait = RETRY_S[0]
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_S[1])
 

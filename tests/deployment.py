@@ -34,10 +34,16 @@ Value = TypeVar("Value")
 class Worker:
     """One worker service. ``start`` and ``stop`` it on the deployment's loop."""
 
-    def __init__(self, name: str, make_servicer: Callable[[ModelThread], Any], add: Callable[[Any, Any], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        make_servicer: Callable[[ModelThread], Any],
+        add: Callable[[Any, Any], None],
+        listen: str = "127.0.0.1:0",
+    ) -> None:
         self._thread = ModelThread()
         self._servicer = make_servicer(self._thread)
-        self._server = Server("127.0.0.1:0", name, lambda server: add(self._servicer, server))
+        self._server = Server(listen, name, lambda server: add(self._servicer, server))
         self.address = self._server.address
 
     async def start(self) -> None:
@@ -56,10 +62,9 @@ class Deployment:
     Args:
         folder: model folder, for the tokenizer.
         model: loaded target model.
-        drafts: one loaded draft model per replica.
+        drafts: one per replica, a loaded model or a drafter.
         pages: of every worker.
         page_size: slots per page.
-        features: states that the target stores.
         **settings: of the orchestrator.
     """
 
@@ -67,16 +72,18 @@ class Deployment:
         self,
         folder: Path,
         model: LoadedModel,
-        drafts: tuple[LoadedModel, ...] = (),
+        drafts: tuple[LoadedModel | Drafter, ...] = (),
         *,
         pages: int = 256,
         page_size: int = 16,
-        features: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
         self._folder, self._settings = folder, settings
-        self.target_engine = TargetEngine(model, pages=pages, page_size=page_size, features=features)
-        self._drafters = [ModelDrafter(draft, pages=pages, page_size=page_size) for draft in drafts]
+        self._make_engine = lambda: TargetEngine(model, pages=pages, page_size=page_size)
+        self._drafters = [
+            draft if isinstance(draft, Drafter) else ModelDrafter(draft, pages=pages, page_size=page_size)
+            for draft in drafts
+        ]
         self._pages, self._page_size = pages, page_size
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="deployment")
@@ -130,10 +137,14 @@ class Deployment:
         await worker.start()
         return worker
 
-    async def _start(self) -> None:
-        add = target_pb2_grpc.add_TargetServiceServicer_to_server
-        self.target = Worker(TARGET_NAME, lambda thread: TargetServicer(self.target_engine, thread), add)
+    async def start_target(self, listen: str = "127.0.0.1:0") -> None:
+        """The target service, with an empty cache."""
+        add, engine = target_pb2_grpc.add_TargetServiceServicer_to_server, self._make_engine()
+        self.target = Worker(TARGET_NAME, lambda thread: TargetServicer(engine, thread), add, listen)
         await self.target.start()
+
+    async def _start(self) -> None:
+        await self.start_target()
         self.drafts = [await self.start_draft(drafter) for drafter in self._drafters]
         defaults = {"model": self._folder, "target": self.target.address, "listen": "127.0.0.1:0"}
         defaults |= {"draft": [draft.address for draft in self.drafts]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ import torch
 from deployment import Deployment
 from tiny_models import load_reference, make_tiny_llama
 
+from draft_svc.drafters import Proposals
+from draft_svc.drafters.model import ModelDrafter
 from pilotfish import AsyncClient, Client, SamplingParams
 from pilotfish.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from pilotfish.runtime.loading import LoadedModel, load_model
+from pilotfish.steps import DraftStep
 
 PROMPTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -246,6 +250,61 @@ def test_a_dying_draft_replica_costs_no_request_anything(
             pass
         assert stream.result.token_ids == reference[PROMPTS[0]]
         assert client.generate(PROMPTS[1], SamplingParams(max_tokens=40)).token_ids == reference[PROMPTS[1]]
+
+
+class SlowDrafter(ModelDrafter):
+    """Answers every proposal too late."""
+
+    def propose(self, step: DraftStep) -> Proposals:
+        time.sleep(0.2)
+        return super().propose(step)
+
+
+class LyingDrafter(ModelDrafter):
+    """Answers with tokens that do not exist."""
+
+    def propose(self, step: DraftStep) -> Proposals:
+        proposals = super().propose(step)
+        return replace(proposals, token_ids=proposals.token_ids + 100_000)
+
+
+@pytest.mark.parametrize("kind", [SlowDrafter, LyingDrafter])
+def test_a_replica_that_hangs_or_lies_costs_its_rows_only_their_proposals(
+    kind: type[ModelDrafter], tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
+) -> None:
+    bad = kind(tiny_target, pages=256)
+    with Deployment(tiny_folder, tiny_target, (bad,), draft_timeout_s=0.05) as deployment:
+        with deployment.client() as client:
+            completion = client.generate(PROMPTS[0], SamplingParams(max_tokens=40))
+        assert completion.token_ids == reference[PROMPTS[0]]
+        assert completion.usage.accepted == 0
+        deployment.check_pools()
+
+
+def test_a_second_replica_takes_over(
+    tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
+) -> None:
+    with Deployment(tiny_folder, tiny_target, (tiny_target, tiny_target)) as deployment, deployment.client() as client:
+        deployment.call(deployment.drafts[0].stop())
+        for prompt in PROMPTS:
+            completion = client.generate(prompt, SamplingParams(max_tokens=40))
+            assert completion.token_ids == reference[prompt]
+            assert completion.usage.accepted == completion.usage.drafted > 0
+        assert client.server_info().draft_replica_count == 1
+
+
+def test_a_target_that_comes_back_goes_on_where_it_was(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, reference: dict[str, tuple[int, ...]]
+) -> None:
+    with Deployment(tiny_folder, tiny_target, (tiny_draft,)) as deployment, deployment.client() as client:
+        stream = client.stream(PROMPTS[0], SamplingParams(max_tokens=40))
+        next(iter(stream))
+        deployment.call(deployment.target.stop())
+        deployment.call(deployment.start_target(deployment.target.address))
+        for _ in stream:
+            pass
+        assert stream.result.token_ids == reference[PROMPTS[0]]
+        deployment.check_pools()
 
 
 def test_requests_fail_clearly_once_the_target_stays_away(tiny_folder: Path, tiny_target: LoadedModel) -> None:
