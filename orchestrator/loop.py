@@ -153,47 +153,51 @@ class Loop:
                 await self._round()
             except Exception as error:
                 log.exception("a round failed; its requests fail, and the workers start afresh")
-                self.fail_all(InternalError(f"a round failed: {type(error).__name__}: {error}"))
-                await self._reset()
+                await self._start_afresh(InternalError(f"a round failed: {type(error).__name__}: {error}"))
 
     async def _round(self) -> None:
-        clock = RoundClock(self._round_began)
+        """One round. Workers may come and go at every await: a target that is no longer ours ends it."""
+        target, clock = self.target, RoundClock(self._round_began)
         for name, stream in self.drafts.items():
             self.scheduler.drafting.replicas[name].is_late = stream.is_late
         drafts = self.scheduler.plan_proposals()
         sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
         if replies:
             self._emit()
+        if target is None or self.target is not target:
+            return
         plan = self.scheduler.plan_target(drafts)
-        proposals = await self._collect(drafts, replies, sent_at, clock)
-        batch = self.scheduler.seal(plan, proposals) if self.target is not None else None
-        if batch is None or self.target is None:
+        proposals = await self._collect(drafts, replies, target.grant.vocab_size, sent_at, clock)
+        batch = self.scheduler.seal(plan, proposals) if self.target is target else None
+        if batch is None:
             return
         self._note_scheduled(batch)
-        target, sent_at = self.target, time.perf_counter()
-        reply = await target.submit(batch.step)
+        sent_at, reply = time.perf_counter(), await target.submit(batch.step)
         await self._send(self.scheduler.plan_catch_up())
         self._emit()
         try:
             verified = await reply
             clock.verified(sent_at, verified)
-            runs = self.scheduler.accept(batch, verified.result)
-        except PilotfishError as error:  # the stream ended, or the answer breaks the contract
-            target.close(error)
-            await target.wait_closed()
-            await asyncio.sleep(0)  # lets its link report the loss
-            self._round_began = time.perf_counter()
-            return
+            runs = self.scheduler.accept(batch, verified.result) if self.target is target else []
+        except PilotfishError as error:  # the stream ended, or its answer breaks the contract
+            await _end(target, error)
+            runs = []
         now = time.perf_counter()
         times, self._round_began = clock.split(now), now
         self._runs += [(run, times) for run in runs]
 
     async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> DraftReplies:
-        names = [name for name in plans if name in self.drafts]
-        return {name: await self.drafts[name].submit(plans[name].step, timeout_s) for name in names}
+        # Chosen before the first await: a replica that is lost and opened again has other pages.
+        streams = [(name, self.drafts[name], plan.step) for name, plan in plans.items()]
+        return {name: await stream.submit(step, timeout_s) for name, stream, step in streams}
 
     async def _collect(
-        self, drafts: Mapping[str, DraftPlan], replies: DraftReplies, sent_at: float, clock: RoundClock
+        self,
+        drafts: Mapping[str, DraftPlan],
+        replies: DraftReplies,
+        vocab_size: int,
+        sent_at: float,
+        clock: RoundClock,
     ) -> dict[str, Proposal]:
         """Waits for proposals until the deadline; rows of a replica without a sound answer get none."""
         proposals: dict[str, Proposal] = {}
@@ -202,22 +206,14 @@ class Loop:
             try:
                 reply = await future
                 arrived.append(reply)
-                proposals |= drafts[name].proposals(reply.result, self._vocab_size)
+                proposals |= drafts[name].proposals(reply.result, vocab_size)
             except DeadlineExceededError as error:
                 log.warning("draft %s; its rows go on without proposals", error)
             except PilotfishError as error:
-                self._drop_draft(name, error)
+                if name in self.drafts:
+                    self.drafts[name].close(error)  # its link opens a new one
         clock.drafted(sent_at, arrived)
         return proposals
-
-    @property
-    def _vocab_size(self) -> int:
-        return self.scheduler.target.grant.vocab_size if self.scheduler.target is not None else 0
-
-    def _drop_draft(self, name: str, error: PilotfishError) -> None:
-        stream = self.drafts.get(name)
-        if stream is not None:
-            stream.close(error)  # its link opens a new one
 
     # Outputs
 
@@ -259,12 +255,20 @@ class Loop:
         log.error("%s; waiting requests fail", self._given_up)
         self.fail_all(self._given_up)
 
-    async def _reset(self) -> None:
-        streams: list[TargetStream | DraftStream] = [*self.drafts.values()]
+    async def _start_afresh(self, error: PilotfishError) -> None:
+        """Ends everything without trusting what is left of the state; the links open new streams."""
+        outputs, self._outputs, self._runs = self._outputs, {}, []
+        for output in outputs.values():
+            output.fail(error)
+        self.scheduler.clear()
+        for draft in list(self.drafts.values()):
+            await _end(draft, error)
         if self.target is not None:
-            streams.append(self.target)
-        for stream in streams:
-            stream.close(InternalError("a round failed"))
-        for stream in streams:
-            await stream.wait_closed()
-        await asyncio.sleep(0)
+            await _end(self.target, error)
+
+
+async def _end(stream: TargetStream | DraftStream, error: PilotfishError) -> None:
+    """Ends a stream; its link has reported the loss on return."""
+    stream.close(error)
+    await stream.wait_closed()
+    await asyncio.sleep(0)

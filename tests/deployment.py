@@ -85,6 +85,7 @@ class Deployment:
             for draft in drafts
         ]
         self._pages, self._page_size = pages, page_size
+        self.drafts: dict[int, Worker] = {}
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="deployment")
 
@@ -129,13 +130,12 @@ class Deployment:
 
         self.look(check)
 
-    async def start_draft(self, drafter: Drafter) -> Worker:
-        """One more draft service, not known to the orchestrator unless it was told its address."""
-        engine = DraftEngine(drafter, pages=self._pages, page_size=self._page_size)
+    async def start_draft(self, index: int, listen: str = "127.0.0.1:0") -> None:
+        """The draft service of that index, with an empty cache."""
+        engine = DraftEngine(self._drafters[index], pages=self._pages, page_size=self._page_size)
         add = draft_pb2_grpc.add_DraftServiceServicer_to_server
-        worker = Worker(DRAFT_NAME, lambda thread: DraftServicer(engine, thread), add)
-        await worker.start()
-        return worker
+        self.drafts[index] = Worker(DRAFT_NAME, lambda thread: DraftServicer(engine, thread), add, listen)
+        await self.drafts[index].start()
 
     async def start_target(self, listen: str = "127.0.0.1:0") -> None:
         """The target service, with an empty cache."""
@@ -145,9 +145,10 @@ class Deployment:
 
     async def _start(self) -> None:
         await self.start_target()
-        self.drafts = [await self.start_draft(drafter) for drafter in self._drafters]
+        for index in range(len(self._drafters)):
+            await self.start_draft(index)
         defaults = {"model": self._folder, "target": self.target.address, "listen": "127.0.0.1:0"}
-        defaults |= {"draft": [draft.address for draft in self.drafts]}
+        defaults |= {"draft": [draft.address for draft in self.drafts.values()]}
         self.orchestrator = Orchestrator(OrchestratorSettings(**(defaults | self._settings)))
         try:
             self._server = await self.orchestrator.start()
@@ -163,7 +164,7 @@ class Deployment:
         await self._stop_workers()
 
     async def _stop_workers(self) -> None:
-        for worker in [*self.drafts, self.target]:
+        for worker in [*self.drafts.values(), self.target]:
             await worker.stop()
 
     def _end_loop(self) -> None:

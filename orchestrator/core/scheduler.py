@@ -178,6 +178,14 @@ class Scheduler:
             self._unschedule(request)
         self.target = None
 
+    def clear(self) -> None:
+        """Forgets every request without touching pools, after a bug; the workers must be opened anew."""
+        for request in self._requests.values():
+            request.state, request.target, request.draft = State.FINISHED, None, None
+        self.rows.clear()
+        self.waiting.clear()
+        self._requests.clear()
+
     # The round
 
     @property

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,9 @@ from tiny_models import load_reference, make_tiny_llama
 
 from draft_svc.drafters import Proposals
 from draft_svc.drafters.model import ModelDrafter
+from orchestrator.core.scheduler import Run, Scheduler
 from pilotfish import AsyncClient, Client, SamplingParams
-from pilotfish.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from pilotfish.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.steps import DraftStep
 
@@ -304,6 +308,56 @@ def test_a_target_that_comes_back_goes_on_where_it_was(
         for _ in stream:
             pass
         assert stream.result.token_ids == reference[PROMPTS[0]]
+        deployment.check_pools()
+
+
+def test_workers_that_come_and_go_change_no_text(
+    tiny_folder: Path,
+    tiny_target: LoadedModel,
+    tiny_draft: LoadedModel,
+    other_draft: LoadedModel,
+    reference: dict[str, tuple[int, ...]],
+) -> None:
+    chance = random.Random(5)
+    with Deployment(tiny_folder, tiny_target, (tiny_draft, other_draft)) as deployment, deployment.client() as client:
+
+        def ask(prompt: str) -> tuple[str, tuple[int, ...]]:
+            return prompt, client.generate(prompt, SamplingParams(max_tokens=40)).token_ids
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = pool.map(ask, PROMPTS * 12)
+            for _ in range(12):
+                time.sleep(chance.uniform(0.05, 0.2))
+                victim = chance.choice(["target", 0, 1])
+                worker = deployment.target if victim == "target" else deployment.drafts[victim]
+                deployment.call(worker.stop())
+                start = deployment.start_target if victim == "target" else partial(deployment.start_draft, victim)
+                deployment.call(start(worker.address))
+            for prompt, token_ids in answers:
+                assert token_ids == reference[prompt]
+        wait_until_idle(deployment)
+        deployment.check_pools()
+
+
+def test_a_bug_in_a_round_fails_its_requests_and_not_the_service(
+    tiny_folder: Path,
+    tiny_target: LoadedModel,
+    tiny_draft: LoadedModel,
+    reference: dict[str, tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accept, calls = Scheduler.accept, iter([False, False, True])
+
+    def failing(self: Scheduler, *arguments: Any) -> list[Run]:
+        if next(calls, False):
+            raise ZeroDivisionError("planted")
+        return accept(self, *arguments)
+
+    monkeypatch.setattr(Scheduler, "accept", failing)
+    with Deployment(tiny_folder, tiny_target, (tiny_draft,)) as deployment, deployment.client() as client:
+        with pytest.raises(InternalError, match="a round failed: ZeroDivisionError: planted"):
+            client.generate(PROMPTS[0], SamplingParams(max_tokens=40))
+        assert client.generate(PROMPTS[0], SamplingParams(max_tokens=40)).token_ids == reference[PROMPTS[0]]
         deployment.check_pools()
 
 
