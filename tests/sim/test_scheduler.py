@@ -232,6 +232,74 @@ def test_ids_are_unique_and_the_queue_is_bounded() -> None:
         simulator.submit("c", prompt(1, 4), 4, 0)
 
 
+def test_every_answer_draws_with_noise_of_its_own() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64)
+    request = simulator.submit("r", prompt(1, 8), 30, 3, temperature=1.0, seed=1, rule=Rule.RATIO)
+    simulator.run()
+    assert request.round_index == simulator.rounds  # the prefill's answer and every round's
+
+
+def test_a_request_enters_only_if_everybodys_next_round_fits() -> None:
+    simulator = Simulator(page_size=4)
+    simulator.open_target(pages=7)
+    simulator.submit("a", prompt(1, 11), 14, 0)  # three pages now, a fourth next round
+    simulator.round()
+    simulator.submit("b", prompt(2, 14), 4, 0)  # four pages: free now, but a needs one of them
+    simulator.run()
+    assert simulator.requests["b"].preemptions == 0
+    assert simulator.texts["b"] == plain_text(prompt(2, 14), 4)
+
+
+def test_a_row_cancelled_while_its_step_is_planned_or_under_way_is_passed_over() -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    for name in ("planned", "sent", "stays"):
+        simulator.submit(name, prompt(1, 9), 8, 0)
+    simulator.round()
+    scheduler, target = simulator.scheduler, simulator.target
+    assert target is not None
+    plan = scheduler.plan_target(scheduler.plan_proposals())
+    simulator.cancel("planned")
+    batch = scheduler.seal(plan, {})
+    assert batch is not None
+    assert [row.request.id for row in batch.rows] == ["sent", "stays"]
+    simulator.cancel("sent")
+    runs = scheduler.accept(batch, target.run(batch.step))
+    assert [run.request.id for run in runs] == ["stays"]
+    simulator.check()
+
+
+@pytest.mark.parametrize("lost_after", ["proposing", "sealing"])
+def test_a_replica_lost_in_the_middle_of_a_round_keeps_the_text(lost_after: str) -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, agreement=1.0)
+    simulator.submit("r", prompt(1, 40), 30, 4)
+    simulator.round()
+    simulator.round()
+    scheduler, target = simulator.scheduler, simulator.target
+    assert target is not None
+    drafts = scheduler.plan_proposals()
+    answer = simulator.replicas["d0"].fake.run(drafts["d0"].step)
+    if lost_after == "proposing":
+        simulator.lose_draft("d0")
+    proposals = drafts["d0"].proposals(answer, VOCAB)
+    assert bool(proposals) == (lost_after == "sealing")  # of rows that still draft there
+    batch = scheduler.seal(scheduler.plan_target(drafts), proposals)
+    assert batch is not None
+    if lost_after == "sealing":
+        simulator.lose_draft("d0")
+    simulator.open_draft("d1", pages=64, agreement=1.0)
+    for name, plan in scheduler.plan_catch_up().items():  # the row moves before its verdict is known
+        simulator.replicas[name].fake.run(plan.step)
+    for run in scheduler.accept(batch, target.run(batch.step)):
+        simulator.texts["r"] += run.token_ids
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 40), 30)
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 30), st.integers(0, 6), st.integers(0, 3)),
