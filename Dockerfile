@@ -1,19 +1,19 @@
 # One image for all three services and the command line:  docker build -t pilotfish .
-#   docker run --rm -v pilotfish-models:/models pilotfish pull smollm2
+#   docker run --rm -v pilotfish_models:/models pilotfish pull smollm2
 FROM python:3.12-slim
 
-# Extras of the package to install, such as "gpu".
-ARG EXTRAS=""
+# Where pip looks besides its own index, such as https://download.pytorch.org/whl/cpu for torch without CUDA.
+# torch's usual wheel brings its own CUDA libraries: the host needs only the driver and the container toolkit.
+ARG PIP_EXTRA_INDEX_URL
 
 WORKDIR /opt/pilotfish
-COPY pyproject.toml constraints.txt hatch_build.py README.md ./
-COPY protos protos
-COPY pilotfish pilotfish
-COPY orchestrator orchestrator
-COPY target_svc target_svc
-COPY draft_svc draft_svc
-# torch's wheel brings its own CUDA libraries, so the host only needs the driver and the container toolkit.
-RUN pip install --no-cache-dir -c constraints.txt ".${EXTRAS:+[$EXTRAS]}"
+# The dependencies have a layer of their own, so that a change to the code does not install torch again.
+COPY pyproject.toml constraints.txt ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+        > requirements.txt \
+    && pip install --no-cache-dir -c constraints.txt -r requirements.txt
+COPY . .
+RUN pip install --no-cache-dir --no-deps .
 
 # A volume mounted at /models starts with this owner, so that the services need not run as root.
 RUN useradd --create-home pilotfish && install -d -o pilotfish /models

@@ -146,11 +146,9 @@ class Orchestrator:
         settings, ends = self._settings, frozenset(self._tokenizer.eos_token_ids)
         defaults = Defaults(settings.draft_length, Rule[settings.acceptance.upper()], ends)
         service = GenerationService(self.loop, self._tokenizer, defaults, self._info)
-        return Server(
-            settings.listen,
-            "pilotfish.v1.GenerationService",
-            lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server),
-        )
+        server = Server(settings.listen, "pilotfish.v1.GenerationService")
+        server.add(lambda to: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, to))
+        return server
 
     def _info(self) -> ServerInfo:
         model, drafts = self._target_grant, list(self.loop.drafts.values())

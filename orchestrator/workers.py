@@ -266,11 +266,11 @@ class WorkerLink(Generic[Step, Result]):
                     opened_at = time.monotonic()
                     await self._serve(stream)
             except PilotfishError as error:
-                if str(error) != str(self._last_error):
-                    log.warning("%s %s", self._kind.name, error)
-                self._last_error = error
                 if not self._first.done() and isinstance(error, UNFIT):
                     self._first.set_exception(error)
+                elif str(error) != str(self._last_error):
+                    log.warning("%s", error)
+                self._last_error = error
             if time.monotonic() - opened_at > STEADY_S:
                 wait = RETRY_S[0]
             await asyncio.sleep(wait)

@@ -2,16 +2,24 @@
 
 A service declares one frozen subclass of ``Settings`` with a docstring under each field, and calls
 ``load``. Flags are in kebab case (``--max-rows``), environment variables upper case with the
-service's prefix, the file is TOML and named by ``--config FILE``.
+service's prefix, the file is TOML and named by ``--config FILE``. A name that no setting has is
+refused wherever it stands.
 """
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import logging
+import os
+import re
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -30,6 +38,10 @@ from pilotfish.errors import PilotfishError
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
 USAGE_ERROR = 2
+_METAVARS = {"str": "TEXT", "int": "N", "float": "X", "Path": "PATH", "list[str]": "TEXT"}
+_NOT_A_DEFAULT = re.compile(r" \(default: (null)?\)| \(default factory: \w+\)")
+# Kubernetes describes every service of a namespace to every container so; it knows nothing of our settings.
+_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?")
 
 
 class Settings(BaseSettings):
@@ -45,8 +57,11 @@ class Settings(BaseSettings):
         cli_enforce_required=False,
     )
 
-    log_level: str = "info"
-    """debug, info, warning or error."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged, to stderr."""
+
+    log_times: bool = True
+    """Start log lines with date, time and module; off where something else stamps them."""
 
     @classmethod
     def settings_customise_sources(
@@ -64,28 +79,26 @@ def load(kind: type[SettingsType], argv: Sequence[str], program: str) -> Setting
     """Settings from ``argv``, the environment and the file that ``--config`` names; sets up logging.
 
     ``--help`` prints and exits. A setting that is unknown or out of range exits with status 2 and one
-    line per fault.
+    line per fault, which names it as it was given: flag, variable or key of the file.
     """
     argv, file = _take_config(list(argv), program)
+    given = _Given(kind, argv, file, _read(file, program))
+    if not {"-h", "--help"} & set(argv) and (faults := [f"{program}: {fault}" for fault in given.unknown()]):
+        fail("\n".join(faults) + f"\nSee `{program} --help`.")
+    configured = _documented(kind, file)
     try:
-        configured = _with_file(kind, file)
-        source: CliSettingsSource[Any] = CliSettingsSource(configured, cli_prog_name=program)
+        source: CliSettingsSource[Any] = CliSettingsSource(
+            configured, cli_prog_name=program, cli_exit_on_error=False, formatter_class=_Help
+        )
         settings: SettingsType = CliApp.run(configured, cli_args=argv, cli_settings_source=source)
     except ValidationError as error:
-        fail("\n".join(f"{program}: {_fault(fault)}" for fault in error.errors()) + f"\nSee `{program} --help`.")
+        faults = [f"{program}: {given.fault(fault)}" for fault in error.errors()]
+        fail("\n".join(faults) + f"\nSee `{program} --help`.")
     except (SettingsError, ValueError) as error:
-        fail(f"{program}: {error}")
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+        fail(f"{program}: {str(error).removeprefix('error parsing CLI: ')}\nSee `{program} --help`.")
+    stamp = "%(asctime)s %(levelname)s %(name)s" if settings.log_times else "%(levelname)s"
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=f"{stamp}: %(message)s")
     return settings
-
-
-def _with_file(kind: type[SettingsType], file: Path | None) -> type[SettingsType]:
-    """The same settings, reading ``file`` too."""
-
-    configured: type[SettingsType] = type(kind.__name__, (kind,), {"__doc__": kind.__doc__}, toml_file=file)
-    return configured
 
 
 def fail(message: str) -> NoReturn:
@@ -99,10 +112,101 @@ def fail_with(error: PilotfishError, program: str) -> NoReturn:
     fail(f"{program}: {error}")
 
 
-def _fault(fault: ErrorDetails) -> str:
-    name = "--" + ".".join(str(part) for part in fault["loc"]).replace("_", "-")
-    given = "" if fault["type"] == "missing" else f" (given: {fault['input']!r})"
-    return f"{name}: {fault['msg']}{given}"
+@dataclass(frozen=True)
+class _Given:
+    """Where settings were given; knows them by the names that a person wrote."""
+
+    kind: type[Settings]
+    argv: list[str]
+    file: Path | None
+    keys: dict[str, Any]
+    """Of the file."""
+
+    def unknown(self) -> list[str]:
+        """What to say about each name that no setting has."""
+        fields = self.kind.model_fields
+        flags = [*map(_flag, fields), "--config", "--help"]
+        flags += [f"--no-{_flag(name)[2:]}" for name, field in fields.items() if field.annotation is bool]
+        variables = [self._variable(name) for name in fields]
+        given = [part.partition("=")[0] for part in self.argv if part.startswith("--")]
+        faults = [f"{name} is no flag{_hint(name, flags, '--')}" for name in given if name not in flags]
+        faults += [
+            f"{name} in the environment is no setting{_hint(name.upper(), variables, self.prefix)}"
+            for name in sorted(os.environ)
+            if self._is_ours(name.upper()) and name.upper() not in variables
+        ]
+        faults += [
+            f"{name} in {self.file} is no setting{_hint(name, fields)}" for name in self.keys if name not in fields
+        ]
+        return faults
+
+    def fault(self, fault: ErrorDetails) -> str:
+        """What to say about a value that was refused."""
+        name = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "missing":
+            return f"{_flag(name)} is missing; give it, or {self._variable(name)} in the environment"
+        return f"{self._where(name)}: {fault['msg']} (given: {fault['input']!r})"
+
+    @property
+    def prefix(self) -> str:
+        return str(self.kind.model_config.get("env_prefix", "")).upper()
+
+    def _where(self, name: str) -> str:
+        if any(part.partition("=")[0] == _flag(name) for part in self.argv):
+            return _flag(name)
+        if self._variable(name) in map(str.upper, os.environ):
+            return self._variable(name)
+        return f"{name} in {self.file}" if name in self.keys else _flag(name)
+
+    def _is_ours(self, variable: str) -> bool:
+        """Whether the variable is meant for this service."""
+        if not self.prefix or not variable.startswith(self.prefix):
+            return False
+        return not _KUBERNETES.fullmatch(variable.removeprefix(self.prefix))
+
+    def _variable(self, name: str) -> str:
+        return self.prefix + name.upper()
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names values by what a person types, and shows no default where there is none."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return _NOT_A_DEFAULT.sub("", action.help) if action.help else action.help
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        metavar = super()._format_args(action, default_metavar)
+        return _METAVARS.get(metavar, metavar)
+
+
+def _documented(kind: type[SettingsType], file: Path | None) -> type[SettingsType]:
+    """The same settings, reading ``file`` too, and with help on where they come from."""
+    prefix = kind.model_config.get("env_prefix", "")
+    description = inspect.cleandoc(kind.__doc__ or "") + (
+        "\n\nOptions are taken from flags, then from the environment"
+        f' ({prefix}LOG_LEVEL=debug),\nthen from a TOML file: --config FILE (log_level = "debug").'
+    )
+    configured: type[SettingsType] = type(kind.__name__, (kind,), {"__doc__": description}, toml_file=file)
+    return configured
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Names the known name that ``name`` is like but for the prefix that all share; empty if none is."""
+    found = get_close_matches(name.removeprefix(prefix), [other.removeprefix(prefix) for other in known], n=1)
+    return f"; did you mean {prefix}{found[0]}?" if found else ""
+
+
+def _read(file: Path | None, program: str) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fail(f"{program}: --config is {file}, which cannot be read as TOML: {error}")
 
 
 def _take_config(argv: list[str], program: str) -> tuple[list[str], Path | None]:

@@ -43,7 +43,8 @@ class Worker:
     ) -> None:
         self._thread = ModelThread()
         self._servicer = make_servicer(self._thread)
-        self._server = Server(listen, name, lambda server: add(self._servicer, server))
+        self._server = Server(listen, name)
+        self._server.add(lambda to: add(self._servicer, to))
         self.address = self._server.address
 
     async def start(self) -> None:

@@ -341,9 +341,10 @@ class Scheduler:
         slots = grant.page_count * grant.page_size
         advice = f"the server has cache for {slots} in all; shorten it or start the target with more --pages"
         require(total <= slots, "prompt + max_tokens", f"{prompt} + {wanted}", advice)
-        require_range(
-            request.prompt, "prompt token_ids", 0, grant.vocab_size - 1, f"must be in [0, {grant.vocab_size})"
-        )
+        known = f"must be in [0, {grant.vocab_size})"
+        require_range(request.prompt, "prompt token_ids", 0, grant.vocab_size - 1, known)
+        for token_id in request.params.end_token_ids:
+            require(0 <= token_id < grant.vocab_size, "stop_token_ids", token_id, known)
 
     # Accepting
 

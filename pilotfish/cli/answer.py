@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from pilotfish.cli.console import note, stderr
+
 if TYPE_CHECKING:
     from pilotfish.client.blocking import Stream
     from pilotfish.client.results import Completion, Piece, RoundTimes, Usage
@@ -17,24 +19,42 @@ STYLES = {
     "recovered": Style(color="yellow"),
     "bonus": Style(color="cyan"),
 }
+# A model's control characters, as signs: an escape sequence would command the terminal.
+_VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 LEGEND = "[green]accepted[/] from the draft · [yellow]recovered[/] by the target · [cyan]bonus[/] of the target"
 
 
 def show(stream: Stream, console: Console) -> Completion:
     """Prints a stream's text as it comes and a line end after it; closes the stream.
 
-    A console without colours gets exactly the text.
+    What is no terminal gets exactly the text.
     """
     with stream:
-        for piece in stream:
-            show_piece(piece, console)
-        console.print(end="\n")
+        started = False
+        try:
+            for piece in stream:
+                started = True
+                show_piece(piece, console)
+        except BaseException:
+            if started:
+                console.print()  # what is said about it begins a line of its own
+            raise
+        console.print()
         return stream.result
+
+
+def show_cost(usage: Usage, out: Console) -> None:
+    """Prints what an answer that was shown on ``out`` cost, to stderr."""
+    if stderr.is_terminal and not out.is_terminal:
+        stderr.print()  # in `... | cat`, the line end of the answer is still on its way
+    note(summary(usage))
 
 
 def show_piece(piece: Piece, console: Console) -> None:
     # Segments, not Text: Text would expand the tabs of the answer.
-    coloured = [Segment(token.text, STYLES[token.kind]) for token in piece.tokens]
+    table = _VISIBLE if console.is_terminal else {}
+    coloured = [Segment(token.text.translate(table), STYLES[token.kind]) for token in piece.tokens]
     console.print(Segments(coloured), end="", soft_wrap=True)
 
 

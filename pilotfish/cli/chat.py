@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from pilotfish.cli import options
-from pilotfish.cli.answer import LEGEND, show, summary
-from pilotfish.cli.console import stderr, stdout
+from pilotfish.cli.answer import LEGEND, show, show_cost
+from pilotfish.cli.console import complain, note, stderr, stdout
 from pilotfish.errors import InvalidArgumentError, PilotfishError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def chat(
         stderr.print(Text(f"{info.model}, draft: {info.draft_model or 'none'}", style="bold"))
         if stdout.is_terminal:
             stderr.print(LEGEND)
-        stderr.print(Text(_HELP, style="dim"))
+        note(_HELP)
         Conversation(client, params, system, timeout).run()
 
 
@@ -76,7 +76,7 @@ class Conversation:
             except PilotfishError as error:
                 if not self._interactive:
                     raise
-                stderr.print(Text(f"error: {error}", style="red"), soft_wrap=True)
+                complain(f"error: {error}")
 
     def _read(self) -> str | None:
         try:
@@ -92,7 +92,7 @@ class Conversation:
             return False
         if line == "/reset":
             self._messages = list(self._start)
-            stderr.print(Text("forgotten", style="dim"))
+            note("forgotten")
         elif line.startswith("/"):
             raise InvalidArgumentError(f"no command {line.split()[0]!r}; {_HELP}")
         elif line:
@@ -105,11 +105,11 @@ class Conversation:
         try:
             completion = show(stream, stdout)
         except KeyboardInterrupt:
-            stderr.print(Text("\nstopped; this turn is forgotten", style="dim"))
+            note("stopped; this turn is forgotten")
             return
         # Only a finished turn counts, so that a failed one can be asked again.
         self._messages = [*messages, {"role": "assistant", "content": completion.text}]
-        stderr.print(Text(summary(completion.usage), style="dim"), soft_wrap=True)
+        show_cost(completion.usage, stdout)
 
 
 def _interactive() -> bool:

@@ -32,6 +32,9 @@ class ChildDiedError(PilotfishError):
 class Child:
     """One running process that says ``ready NAME HOST:PORT`` on stdout once it serves.
 
+    What it says before that is logged when it is ready or asked to end. If it dies instead, its death tells the last
+    of it, and only what came before is logged.
+
     Attributes:
         name: in logs.
         ready: result is the address that it serves at; fails with ChildDiedError if it ends before.
@@ -45,6 +48,7 @@ class Child:
         self._process = process
         self._log = log
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._held: list[str] | None = []  # None once lines are logged as they come
         self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.create_task(self._watch(stdout, stderr), name=f"watch {name}")
 
@@ -58,6 +62,7 @@ class Child:
     def terminate(self) -> None:
         """Asks it to end, if it still runs."""
         if self._process.returncode is None:
+            self._log_held()
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
@@ -76,6 +81,9 @@ class Child:
         stdout.close()
         stderr.close()
         if not self.ready.done():
+            if self._held is not None:
+                self._held = self._held[:-_LAST_LINES]
+            self._log_held()
             self.ready.set_exception(self.death())
             self.ready.exception()  # marks it as seen: not every caller waits for it
 
@@ -87,6 +95,7 @@ class Child:
         async for line in output.lines():
             if (match := _READY.fullmatch(line)) and not self.ready.done():
                 self.ready.set_result(match[1])
+                self._log_held()
             else:
                 self._show(line)
 
@@ -96,7 +105,15 @@ class Child:
 
     def _show(self, line: str) -> None:
         self._last.append(line)
-        self._log(self.name, line)
+        if self._held is None:
+            self._log(self.name, line)
+        else:
+            self._held.append(line)
+
+    def _log_held(self) -> None:
+        for line in self._held or ():
+            self._log(self.name, line)
+        self._held = None
 
 
 async def start(name: str, argv: Sequence[str], env: Mapping[str, str], log: Log) -> Child:

@@ -13,6 +13,16 @@ stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
+def note(text: str) -> None:
+    """Tells in passing."""
+    stderr.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Tells of something that went wrong."""
+    stderr.print(Text(text, style="red"), soft_wrap=True)
+
+
 class Report(Protocol):
     """Told what is being done."""
 

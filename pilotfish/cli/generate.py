@@ -8,11 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from pilotfish.cli import options
-from pilotfish.cli.answer import show, summary
-from pilotfish.cli.console import stderr, stdout
+from pilotfish.cli.answer import show, show_cost
+from pilotfish.cli.console import stdout
 
 if TYPE_CHECKING:
     from pilotfish.client.results import Completion
@@ -31,9 +30,11 @@ def generate(
     ignore_eos: options.IgnoreEos = False,
     draft_length: options.DraftLength = None,
     acceptance: options.Acceptance = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask it as a user of the model's chat template.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", metavar="", help="Ask it as a user of the model's chat template.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, usage.")
+        bool, typer.Option("--json", metavar="", help="Print one object: text, token_ids, finish_reason, usage.")
     ] = False,
     timeout: options.Timeout = None,
 ) -> None:
@@ -76,7 +77,7 @@ def generate(
             print(_json(stream.result))
         else:
             completion = show(stream, stdout)
-            stderr.print(Text(summary(completion.usage), style="dim"), soft_wrap=True)
+            show_cost(completion.usage, stdout)
 
 
 def _json(completion: Completion) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import typer
-from rich.text import Text
 from typer.core import TyperGroup
 
 from pilotfish.cli import chat, demo, generate, health, pull, services, up
-from pilotfish.cli.console import stderr
+from pilotfish.cli.console import complain
 from pilotfish.errors import PilotfishError
 
 
@@ -17,10 +17,12 @@ class _Commands(TyperGroup):
     """Reports every error of ours as one line on stderr and exits with 1; bad usage exits with 2."""
 
     def invoke(self, ctx: Any) -> Any:
+        # What gRPC's core says of a taken port or a lost peer, we say too, and in words; children inherit this.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
             return super().invoke(ctx)
         except PilotfishError as error:
-            stderr.print(Text(f"error: {error}", style="red"), soft_wrap=True)
+            complain(f"error: {error}")
             raise typer.Exit(1) from error
 
 

@@ -18,7 +18,7 @@ TopP = Annotated[float, typer.Option("--top-p", metavar="P", help="Keep the like
 MinP = Annotated[float, typer.Option("--min-p", metavar="P", help="Drop tokens below P times the likeliest one's.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="S", help="Same seed, same text, whatever the draft.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop before this text; repeatable.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end token.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", metavar="", help="Go on after the model's own end token.")]
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="K", help="Most draft tokens a round; 0: no draft.")
 ]

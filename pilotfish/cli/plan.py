@@ -35,6 +35,7 @@ class Plan:
     dtype: str | None
     pages: int | None
     listen: str
+    log_level: str = "warning"
 
     @property
     def worker_count(self) -> int:
@@ -49,14 +50,17 @@ class Plan:
     def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
         workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
         model = ["--model", str(self.target.folder), "--name", self.target.label]
-        return _python(
-            "orchestrator", "--listen", self.listen, *workers, *model, "--draft-length", str(self.draft_length)
-        )
+        length = ["--draft-length", str(self.draft_length)]
+        return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *self._logging())
 
     def _worker(self, model: Model, threads: int) -> list[str]:
         argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT, "--threads", str(threads)]
+        argv += self._logging()
         given = {"--layers": model.layers, "--dtype": self.dtype, "--pages": self.pages}
         return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
+
+    def _logging(self) -> list[str]:
+        return ["--log-level", self.log_level, "--no-log-times"]
 
 
 def threads_per_worker(cores: int, workers: int) -> list[int]:

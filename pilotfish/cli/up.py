@@ -13,13 +13,16 @@ import typer
 from rich.text import Text
 
 from pilotfish.cli import children, options
-from pilotfish.cli.console import stderr, waiting
+from pilotfish.cli.console import complain, note, stderr, waiting
+from pilotfish.cli.listen import require_free
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.pull import fetch
 from pilotfish.errors import NotFoundError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
+MAX_DRAFT_LENGTH = 64  # the orchestrator's; known here so that nothing is loaded for one that it refuses
 _GRACE_S = 10.0
 _COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
 
@@ -36,7 +39,9 @@ def up(
         int | None,
         typer.Option(metavar="N", min=1, help="Draft with the first N layers. Left out: a quarter of the target's."),
     ] = None,
-    draft_length: Annotated[int, typer.Option(metavar="K", min=0, help="Most draft tokens a round.")] = 4,
+    draft_length: Annotated[
+        int, typer.Option(metavar="K", min=0, max=MAX_DRAFT_LENGTH, help="Most draft tokens a round.")
+    ] = 4,
     replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Draft processes.")] = 1,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of weights and activations. Left out: the services choose.")
@@ -44,12 +49,16 @@ def up(
     pages: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="KV pages of each worker. Left out: the services choose.")
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients ask.")] = options.ADDRESS,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients ask; port 0 takes a free one.")
+    ] = options.ADDRESS,
+    log_level: Annotated[LogLevel, typer.Option(help="Of what the services say.")] = "warning",
 ) -> None:
     """Start target, draft and orchestrator on this machine.
 
     Prints one line that starts with [bold]ready[/] when it serves;
-    what the services say goes to stderr. Ctrl-C stops everything.
+    what the services say goes to stderr. Ctrl-C stops everything,
+    and so does the death of the target; without a draft it serves on.
 
     [dim]$ pilotfish up[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-small-model[/]
@@ -57,6 +66,7 @@ def up(
     """
     if draft == "none" and draft_layers is not None:
         raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
+    require_free(listen)
     model = Model(target, fetch(target))
     plan = Plan(
         target=model,
@@ -66,6 +76,7 @@ def up(
         dtype=dtype,
         pages=pages,
         listen=listen,
+        log_level=log_level,
     )
     raise typer.Exit(asyncio.run(_serve(plan)))
 
@@ -73,15 +84,24 @@ def up(
 def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None:
     if draft == "none":
         return None
+    if draft is None and layers is None:
+        layers = _quarter(target.folder)
+        note(
+            f"no draft was named, so that the target's own first {layers} layers draft; nobody trained them for it, "
+            "and few of their tokens will be accepted. Better: --draft MODEL, a small model of the same tokenizer"
+        )
     if draft is None:
-        return Model(target.name, target.folder, layers if layers is not None else _quarter(target.folder))
+        return Model(target.name, target.folder, layers)
     return Model(draft, fetch(draft), layers)
 
 
 def _quarter(folder: Path) -> int:
     """A quarter of the model's layers, rounded up."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    layers = config.get("num_hidden_layers")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotFoundError(f"{folder / 'config.json'} cannot be read ({error}); fetch the model again") from error
+    layers = config.get("num_hidden_layers") if isinstance(config, dict) else None
     if not isinstance(layers, int):
         raise NotFoundError(f"{folder / 'config.json'} has no num_hidden_layers; give --draft-layers, or --draft MODEL")
     return -(-layers // 4)
@@ -101,6 +121,8 @@ async def _serve(plan: Plan) -> int:
         if stopped.is_set():  # the second one: somebody does not want to wait
             for child in fleet.in_stopping_order():
                 child.kill()
+        else:
+            note("stopping; once more kills")
         stopped.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -144,6 +166,10 @@ class _Fleet:
             f"ready {address} target={self._plan.target.label} draft={draft} draft_length={self._plan.draft_length}",
             flush=True,
         )
+        if stderr.is_terminal:
+            note(
+                f"ask in another terminal: pilotfish chat{'' if address == options.ADDRESS else f' --server {address}'}"
+            )
         await self._watch()
 
     def in_stopping_order(self) -> list[children.Child]:
@@ -177,7 +203,7 @@ class _Fleet:
             for child in (alive.pop(task) for task in ended):
                 if child not in self._drafts:
                     raise child.death()
-                stderr.print(Text(f"{child.death()}\ngoing on without it", style="red"), soft_wrap=True)
+                complain(f"{child.death()}\ngoing on without it")
 
 
 def _threads(workers: int) -> list[int]:

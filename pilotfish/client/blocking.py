@@ -11,6 +11,7 @@ import grpc
 from pilotfish.client.failures import failure
 from pilotfish.client.results import Completion, Fold, Piece, ServerInfo, server_info_from_pb
 from pilotfish.client.surface import Surface
+from pilotfish.errors import FailedPreconditionError
 from pilotfish.rpc.channel import connect_blocking
 from pilotfish.v1 import generation_pb2 as pb
 from pilotfish.v1.generation_pb2_grpc import GenerationServiceStub
@@ -77,12 +78,12 @@ class Client(Surface[Stream, Completion, ServerInfo]):
 
     def __init__(self, address: str = "127.0.0.1:50050") -> None:
         super().__init__(address)
-        self._channel = connect_blocking(address)
-        self._stub = GenerationServiceStub(self._channel)
+        self._channel = connect_blocking(self.address)
+        self._stub: GenerationServiceStub | None = GenerationServiceStub(self._channel)
 
     def _info(self, timeout_s: float | None) -> ServerInfo:
         try:
-            return server_info_from_pb(self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s))
+            return server_info_from_pb(self._open_stub().GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s))
         except grpc.RpcError as error:
             raise failure(error, self.address, timeout_s) from error
 
@@ -93,10 +94,16 @@ class Client(Surface[Stream, Completion, ServerInfo]):
             return stream.result
 
     def _open(self, request: pb.GenerateRequest, timeout_s: float | None) -> Stream:
-        return Stream(self._stub.Generate(request, timeout=timeout_s), self.address, timeout_s)
+        return Stream(self._open_stub().Generate(request, timeout=timeout_s), self.address, timeout_s)
+
+    def _open_stub(self) -> GenerationServiceStub:
+        if self._stub is None:
+            raise FailedPreconditionError(f"this client of {self.address} is closed; make another")
+        return self._stub
 
     def close(self) -> None:
-        """Closes the connection; running requests are cancelled."""
+        """Closes the connection for good; running requests are cancelled."""
+        self._stub = None
         self._channel.close()
 
     def __enter__(self) -> Client:

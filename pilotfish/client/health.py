@@ -6,6 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pilotfish.client.failures import failure
+from pilotfish.client.surface import require_address, require_timeout
 from pilotfish.errors import UnavailableError
 from pilotfish.rpc.channel import connect_blocking
 
@@ -14,10 +15,12 @@ def check(address: str, timeout: float | None = None) -> None:
     """Returns if the service at ``host:port`` serves.
 
     Raises:
+        InvalidArgumentError: ``address`` is not ``host:port``, or ``timeout`` is not above 0.
         UnavailableError: nobody answers, or the service says that it does not serve now.
         DeadlineExceededError: no answer within ``timeout`` seconds.
     """
-    with connect_blocking(address) as channel:
+    require_timeout(timeout)
+    with connect_blocking(require_address(address)) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
         except grpc.RpcError as error:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from pilotfish.client.params import SamplingParams
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.v1 import generation_pb2 as pb
+
+_LONGEST_S = 10**9
+_ADDRESS = re.compile(r"\S+:(\d{1,5})")
 
 Prompt = str | Sequence[int]
 ChatMessages = Sequence[Mapping[str, str]]
@@ -34,7 +38,7 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
     """
 
     def __init__(self, address: str = "127.0.0.1:50050") -> None:
-        self.address = address
+        self.address = require_address(address)
 
     def generate(
         self,
@@ -46,7 +50,7 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         request_id: str = "",
     ) -> CompletionT:
         """Continues a text or a sequence of token ids and returns the whole completion."""
-        return self._complete(prompt_request(prompt, params, model, request_id), timeout)
+        return self._complete(prompt_request(prompt, params, model, request_id), require_timeout(timeout))
 
     def stream(
         self,
@@ -58,7 +62,7 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         request_id: str = "",
     ) -> StreamT:
         """Like :meth:`generate`, piece by piece as rounds end."""
-        return self._open(prompt_request(prompt, params, model, request_id), timeout)
+        return self._open(prompt_request(prompt, params, model, request_id), require_timeout(timeout))
 
     def chat(
         self,
@@ -70,7 +74,7 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         request_id: str = "",
     ) -> CompletionT:
         """Answers a conversation, ``[{"role": "user", "content": "Hello"}]``, in the model's chat template."""
-        return self._complete(chat_request(messages, params, model, request_id), timeout)
+        return self._complete(chat_request(messages, params, model, request_id), require_timeout(timeout))
 
     def chat_stream(
         self,
@@ -82,11 +86,11 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         request_id: str = "",
     ) -> StreamT:
         """Like :meth:`chat`, piece by piece as rounds end."""
-        return self._open(chat_request(messages, params, model, request_id), timeout)
+        return self._open(chat_request(messages, params, model, request_id), require_timeout(timeout))
 
     def server_info(self, *, timeout: float | None = None) -> InfoT:
         """What is served."""
-        return self._info(timeout)
+        return self._info(require_timeout(timeout))
 
     @abstractmethod
     def _complete(self, request: pb.GenerateRequest, timeout_s: float | None) -> CompletionT: ...
@@ -101,13 +105,15 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
 def prompt_request(prompt: Prompt, params: SamplingParams | None, model: str, request_id: str) -> pb.GenerateRequest:
     """The request for a text or token ids."""
     request = _request(params, model, request_id)
-    if isinstance(prompt, str):
-        request.text = prompt
-        return request
     try:
+        if isinstance(prompt, str):
+            request.text = prompt
+            return request
         if prompt is None or isinstance(prompt, bytes):
             raise TypeError("protobuf would take it for no ids, or its bytes for ids")
         request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))
+    except UnicodeEncodeError as error:
+        raise _not_unicode("prompt", prompt) from error
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"prompt is {_brief(prompt)}; it must be a text or a sequence of token ids, integers of 32 bits"
@@ -121,10 +127,17 @@ def chat_request(
     """The request for a conversation."""
     request = _request(params, model, request_id)
     request.messages.SetInParent()
+    if not isinstance(messages, Iterable):
+        raise InvalidArgumentError(f"messages is {_brief(messages)}; it must be a sequence of mappings")
     for index, message in enumerate(messages):
         try:
-            request.messages.messages.add(**message)
-        except (TypeError, ValueError) as error:
+            role, content = message["role"], message["content"]
+            if set(message) != {"role", "content"} or role is None or content is None:
+                raise ValueError("protobuf would take None for empty, and what it does not know would be lost")
+            request.messages.messages.add(role=role, content=content)
+        except UnicodeEncodeError as error:
+            raise _not_unicode(f"messages[{index}]", message) from error
+        except (TypeError, ValueError, KeyError) as error:
             raise InvalidArgumentError(
                 f"messages[{index}] is {_brief(message)}; it must be a mapping of 'role' and 'content' to texts"
             ) from error
@@ -132,8 +145,45 @@ def chat_request(
 
 
 def _request(params: SamplingParams | None, model: str, request_id: str) -> pb.GenerateRequest:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidArgumentError(f"params is {_brief(params)}; it must be None or SamplingParams(...)")
+    for name, value in (("model", model), ("request_id", request_id)):
+        if not isinstance(value, str):
+            raise InvalidArgumentError(f"{name} is {_brief(value)}; it must be a text")
     sampling = (params if params is not None else SamplingParams()).to_pb()
     return pb.GenerateRequest(request_id=request_id, model=model, sampling=sampling)
+
+
+def require_address(address: str) -> str:
+    """``address``, if it can be one.
+
+    Raises:
+        InvalidArgumentError: not ``host:port``.
+    """
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None or int(match[1]) > 65535:
+        raise InvalidArgumentError(
+            f"the server's address is {address!r}; it must be HOST:PORT, such as 127.0.0.1:50050"
+        )
+    return address
+
+
+def require_timeout(timeout: float | None) -> float | None:
+    """``timeout``, if a call can have it.
+
+    Raises:
+        InvalidArgumentError: no number, not above 0, or more than gRPC can count.
+    """
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= _LONGEST_S):
+        limits = f"above 0 and at most {_LONGEST_S}"
+        raise InvalidArgumentError(f"timeout is {timeout!r}; it must be None or a number of seconds {limits}")
+    return timeout
+
+
+def _not_unicode(name: str, value: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{name} is {_brief(value)}, which has bytes that are no text in UTF-8; decode it first"
+    )
 
 
 def _brief(value: object) -> str:

@@ -23,20 +23,24 @@ AddServices = Callable[[grpc.aio.Server], None]
 class Server:
     """A gRPC server with health and reflection.
 
+    Takes its port at once, so that one that is taken already is told before a model is loaded, and
+    answers from ``start`` on.
+
     Args:
         listen: ``host:port``; port 0 takes a free one.
         service: full name, such as ``pilotfish.v1.TargetService``.
-        add: registers the servicer.
 
     Attributes:
-        address: ``host:port`` with the port really taken, once started.
+        address: ``host:port`` with the port really taken.
+
+    Raises:
+        InvalidArgumentError: the address is none, or cannot be had.
     """
 
-    def __init__(self, listen: str, service: str, add: AddServices) -> None:
+    def __init__(self, listen: str, service: str) -> None:
         self._server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._service = service
-        add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         host, separator, _ = listen.rpartition(":")
@@ -50,6 +54,10 @@ class Server:
                 "choose another, or port 0 for any free one"
             ) from error
         self.address = f"{host}:{port}"
+
+    def add(self, add: AddServices) -> None:
+        """Registers the servicer; before ``start``."""
+        add(self._server)
 
     async def start(self) -> None:
         """Starts to answer, not yet healthy."""

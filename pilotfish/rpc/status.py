@@ -48,6 +48,9 @@ def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.UnavailableError(f"{peer}: {details}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        what = "is it the address of another service, a worker instead of an orchestrator say?"
+        return errors.FailedPreconditionError(f"{peer} answers, but not this call; {what}")
     return _ERRORS.get(code, errors.InternalError)(details if code in _ERRORS else f"{code.name}: {details}")
 
 

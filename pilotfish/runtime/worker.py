@@ -25,10 +25,10 @@ async def serve_worker(config: WorkerConfig, name: str, service: str, make: Make
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    thread = ModelThread()
+    server, thread = Server(config.listen, service), ModelThread()
     try:
         add, streams = make(thread)
-        server = Server(config.listen, service, add)
+        server.add(add)
         await serve_until_signal(server, name, before_stop=streams.stop)
     finally:
         thread.shutdown()

@@ -20,7 +20,13 @@ from draft_svc.drafters import Proposals
 from draft_svc.drafters.model import ModelDrafter
 from orchestrator.core.scheduler import Run, Scheduler
 from pilotfish import AsyncClient, Client, SamplingParams
-from pilotfish.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from pilotfish.errors import (
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.steps import DraftStep
 
@@ -182,6 +188,7 @@ def test_chat_uses_the_template(tiny_folder: Path, tiny_target: LoadedModel) -> 
         ("x", SamplingParams(stop=tuple("abcdefghijklmnopqrstuvwxyz")), "stop is 26 texts; at most 16"),
         ("", SamplingParams(), "prompt is empty"),
         ([], SamplingParams(), "prompt is empty"),
+        ("x", SamplingParams(stop_token_ids=(9999,)), r"stop_token_ids is 9999; must be in \[0, 280\)"),
         ([1, 9999], SamplingParams(), r"prompt token_ids\[1\] is 9999; must be in \[0, 280\)"),
         ([5] * 600, SamplingParams(), "prompt is 600 tokens; at most 511 fit"),
         ([5] * 500, SamplingParams(max_tokens=64), "max_tokens is 64; at most 12 fit after a prompt of 500"),
@@ -375,6 +382,14 @@ def test_requests_fail_clearly_once_the_target_stays_away(tiny_folder: Path, tin
 def test_a_target_that_nobody_listens_as_is_named(tiny_folder: Path, tiny_target: LoadedModel) -> None:
     deployment = Deployment(tiny_folder, tiny_target, target="127.0.0.1:1", connect_timeout_s=0.3)
     with pytest.raises(UnavailableError, match=r"no target answers at 127\.0\.0\.1:1 after 0\.3 s.*pilotfish target"):
+        deployment.__enter__()
+
+
+def test_a_service_of_another_kind_is_refused_at_once(
+    tiny_folder: Path, tiny_target: LoadedModel, running: tuple[Deployment, Client]
+) -> None:
+    deployment = Deployment(tiny_folder, tiny_target, target=running[0].drafts[0].address)
+    with pytest.raises(FailedPreconditionError, match="answers, but not this call"):
         deployment.__enter__()
 
 

@@ -144,7 +144,8 @@ def start_draft(tiny_draft_folder: Path) -> StartWorker:
 async def _serve(config: Any, make_service: Any, name: str, stream: Any) -> AsyncIterator[Worker]:
     thread = ModelThread()
     add, streams = make_service(config, thread)
-    server = Server(config.listen, name, add)
+    server = Server(config.listen, name)
+    server.add(add)
     await server.start()
     await server.set_serving(True)
     try:

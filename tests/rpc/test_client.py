@@ -256,7 +256,7 @@ STATUSES = [
     (grpc.StatusCode.FAILED_PRECONDITION, errors.FailedPreconditionError),
     (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
     (grpc.StatusCode.INTERNAL, errors.InternalError),
-    (grpc.StatusCode.UNIMPLEMENTED, errors.InternalError),
+    (grpc.StatusCode.DATA_LOSS, errors.InternalError),
 ]
 
 

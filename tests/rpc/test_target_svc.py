@@ -455,7 +455,7 @@ def test_a_start_that_fails_prints_one_message_and_exits_with_2(
     folder = make(tmp_path / "model")
     capfd.readouterr()
     with pytest.raises(SystemExit) as exit_info:
-        main(["--model", str(folder), "--pages", "4", *flags])
+        main(["--model", str(folder), "--pages", "4", "--listen", "127.0.0.1:0", *flags])
     assert exit_info.value.code == 2
     printed = capfd.readouterr().err
     lines = [line for line in printed.splitlines() if line.startswith("pilotfish target: ")]

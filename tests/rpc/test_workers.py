@@ -60,7 +60,8 @@ def play(answer: Answer, scene: Callable[[str, ScriptedTarget], Awaitable[None]]
     async def run() -> None:
         servicer = ScriptedTarget(answer)
         add = target_pb2_grpc.add_TargetServiceServicer_to_server
-        server = Server("127.0.0.1:0", "pilotfish.v1.TargetService", lambda server: add(servicer, server))
+        server = Server("127.0.0.1:0", "pilotfish.v1.TargetService")
+        server.add(lambda to: add(servicer, to))
         await server.start()
         try:
             await scene(server.address, servicer)

@@ -11,7 +11,8 @@ import pytest
 
 from pilotfish.cli.children import Child, ChildDiedError, start, stop
 
-READY = "import time; print('ready x 127.0.0.1:7', flush=True); "
+READY_AT_ONCE = "print('ready x 127.0.0.1:7', flush=True); "
+READY = "import time; " + READY_AT_ONCE
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 
@@ -75,18 +76,35 @@ def test_how_it_died(code: str, message: str) -> None:
     assert run(code, death)[0] == message
 
 
+def test_what_a_death_before_ready_tells_is_not_logged_beside_it() -> None:
+    message, said = run("for i in range(18): print(i)", death)
+    assert said == [("kid", "0"), ("kid", "1"), ("kid", "2")]
+    assert message.split("\n  ")[1:] == [str(i) for i in range(3, 18)]
+
+
+def test_what_was_said_before_ready_is_logged_when_it_is_stopped() -> None:
+    async def stopped(child: Child) -> None:
+        for _ in range(1000):
+            if child._last:
+                break
+            await asyncio.sleep(0.01)
+        assert not child.ready.done()
+
+    assert run("import time; print('loading', flush=True); time.sleep(60)", stopped)[1] == [("kid", "loading")]
+
+
 def test_a_progress_bar_shows_its_last_state() -> None:
-    code = "import sys; sys.stderr.write('1%\\r50%\\r100%\\nand no line end')"
+    code = READY_AT_ONCE + "import sys; sys.stderr.write('1%\\r50%\\r100%\\nand no line end')"
     assert run(code, death)[1] == [("kid", "100%"), ("kid", "and no line end")]
 
 
 def test_very_long_lines_and_broken_characters_pass() -> None:
-    code = "import sys; sys.stdout.buffer.write(b'x' * 300000 + b'\\xff' + '\\u00e9'.encode() + b'\\n')"
+    code = READY_AT_ONCE + "import sys; sys.stdout.buffer.write(b'x' * 300000 + b'\\xff' + '\\u00e9'.encode() + b'\\n')"
     assert run(code, death)[1] == [("kid", "x" * 300000 + "\ufffd\u00e9")]
 
 
 def test_the_environment_is_added_to() -> None:
-    code = "import os; print(os.environ['OURS'], 'PATH' in os.environ)"
+    code = READY_AT_ONCE + "import os; print(os.environ['OURS'], 'PATH' in os.environ)"
     assert run(code, death, {"OURS": "1"})[1] == [("kid", "1 True")]
 
 
@@ -100,7 +118,8 @@ def test_a_child_that_ignores_sigterm_is_killed() -> None:
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_delay_the_report() -> None:
-    code = (
+    code = READY_AT_ONCE
+    code += (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)']); print('bye')"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 from pilotfish import Client, Piece, RoundTimes, Token
 from pilotfish.cli import demo
-from pilotfish.cli.answer import show_piece
+from pilotfish.cli.answer import show_cost, show_piece
 from pilotfish.cli.main import app
 
 
@@ -107,6 +108,35 @@ def test_tokens_are_coloured_by_kind() -> None:
     tokens = (Token(1, "one\t", "accepted"), Token(2, " two", "recovered"), Token(3, " [b]three", "bonus"))
     show_piece(Piece(tokens, 2, RoundTimes(1, 1, 1, 1)), console)
     assert written.getvalue() == "\x1b[32mone\t\x1b[0m\x1b[33m two\x1b[0m\x1b[36m [b]three\x1b[0m"
+
+
+def test_a_terminal_gets_no_commands_from_a_model() -> None:
+    tokens = (Token(1, "a\x1b[2J\x07\x9b\tb\nc", "bonus"),)
+    for is_terminal, text in ((True, "a␛[2J␇\ufffd\tb\nc"), (False, "a\x1b[2J\x07\x9b\tb\nc")):
+        written = io.StringIO()
+        console = Console(file=written, force_terminal=is_terminal, color_system=None, legacy_windows=False)
+        show_piece(Piece(tokens, 0, RoundTimes(1, 1, 1, 1)), console)
+        assert written.getvalue() == text
+
+
+def test_an_answer_that_breaks_off_ends_its_line(fake: FakeGeneration, address: str) -> None:
+    fake.script = [*answer()[:2], Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")]
+    result = CliRunner().invoke(app, ["generate", "hello"])
+    assert result.exit_code == 1
+    assert result.output.endswith("\nerror: " + f"{address}: the server is shutting down\n")
+    assert len(result.stdout) > 1
+
+
+def test_costs_do_not_overtake_the_answer_s_line_end(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(address) as client:
+        usage = client.generate("x").usage
+    for is_terminal, before in ((True, "\n"), (False, "")):
+        shown = io.StringIO()
+        console = Console(file=shown, force_terminal=is_terminal, color_system=None, width=999)
+        monkeypatch.setattr("pilotfish.cli.answer.stderr", console)
+        monkeypatch.setattr("pilotfish.cli.console.stderr", console)
+        show_cost(usage, Console(file=io.StringIO()))
+        assert re.sub(r"\x1b\[\d*m", "", shown.getvalue()).startswith(f"{before}4 tokens · 2 rounds")
 
 
 def test_long_lines_are_not_broken() -> None:
@@ -250,10 +280,32 @@ def test_the_demo_s_numbers(address: str) -> None:
         ["tokens per round", "2.00", "2.00"],
         ["time", "4.00 s", "10.00 s"],
         ["tokens per second", "2.0", "0.8"],
+        ["a round: target", "4.0 ms", "4.0 ms"],
+        ["a round: draft", "3.0 ms", "3.0 ms"],
+        ["a round: hops", "2.0 ms", "2.0 ms"],
+        ["a round: orchestrator", "1.0 ms", "1.0 ms"],
     ]
-    assert "2.50 times as fast" in demo._verdict(measured, plain)
-    assert "2.50 times slower" in demo._verdict(plain, measured)
+    assert "2.50 times as fast. It is the target's own first 28 of 30 layers" in demo._about_the_draft(
+        28, measured, plain
+    )
+    assert "2.50 times slower." in demo._about_the_draft(28, plain, measured)
+    roundless = demo._Measured([[dataclasses.replace(slow, usage=dataclasses.replace(slow.usage, rounds=0))]])
+    assert demo._milliseconds("target_us", roundless) == "–"
     assert demo._ratio(1, 0, "{:.2f}") == "–"
+
+
+def test_the_demo_tells_where_texts_part(address: str) -> None:
+    with Client(address) as client:
+        completion = client.generate("x")
+    same = demo._Measured([[completion] * 2] * 3)
+    assert demo._verdict(same, same).endswith("the draft, token for token, in all 12 answers")
+    other = dataclasses.replace(completion, token_ids=(1, 2, 9, 4))
+    shorter = dataclasses.replace(completion, token_ids=(1, 2))
+    for odd in (other, shorter):
+        parted = demo._Measured([[completion] * 2, [completion, odd], [completion] * 2])
+        first, why, _ = demo._verdict(same, parted).splitlines()
+        assert first == f"[yellow]not the same text[/] from token 3 on: {demo._PROMPTS[1]}"
+        assert why.startswith("The draft decides nothing.")
 
 
 def test_the_demo_takes_turns(fake: FakeGeneration, address: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator import admission
 from pilotfish.cli.main import app
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
+from pilotfish.cli.up import MAX_DRAFT_LENGTH
 
 SERVICE = """
 import json, os, signal, sys, time
@@ -140,7 +143,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
         assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
         (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
     model = str(deployment.model)
-    worker = ["--listen", "127.0.0.1:0", "--threads", "3"]
+    worker = ["--listen", "127.0.0.1:0", "--threads", "3", "--log-level", "warning", "--no-log-times"]
     assert target["argv"] == ["--model", model, "--name", model, *worker, "--dtype", "float32", "--pages", "40"]
     assert draft["argv"] == [
         *["--model", model, "--name", f"{model}:first-2-layers", *worker],
@@ -148,7 +151,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     ]
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
-        *["--model", model, "--name", model, "--draft-length", "6"],
+        *["--model", model, "--name", model, "--draft-length", "6", "--log-level", "warning", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
 
@@ -225,11 +228,34 @@ def test_draft_layers_without_a_draft_is_bad_usage() -> None:
     assert result.exit_code == 2
 
 
-def test_a_config_without_layers_asks_for_the_flag(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    result = CliRunner().invoke(app, ["up", "--target", str(tmp_path)])
+def test_the_longest_draft_is_the_orchestrator_s() -> None:
+    assert MAX_DRAFT_LENGTH == admission.MAX_DRAFT_LENGTH
+    assert CliRunner().invoke(app, ["up", "--draft-length", str(MAX_DRAFT_LENGTH + 1)]).exit_code == 2
+
+
+def test_a_taken_port_is_refused_before_anything_starts(deployment: Deployment) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listen = f"127.0.0.1:{server.getsockname()[1]}"
+        result = CliRunner().invoke(app, ["up", "--target", str(deployment.model), "--listen", listen])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: --listen is '{listen}', which cannot be bound")
+    assert deployment.pids() == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{}", "has no num_hidden_layers; give --draft-layers, or --draft MODEL"),
+        ("[]", "has no num_hidden_layers; give --draft-layers, or --draft MODEL"),
+        ("{", "cannot be read (Expecting property name"),
+    ],
+)
+def test_a_config_without_layers_is_refused(config: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    result = CliRunner().invoke(app, ["up", "--target", str(tmp_path), "--listen", "127.0.0.1:0"])
     assert result.exit_code == 1
-    assert "give --draft-layers, or --draft MODEL" in result.stderr
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
