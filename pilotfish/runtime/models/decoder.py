@@ -8,7 +8,7 @@ and the cache know about rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,31 +20,20 @@ from pilotfish.runtime.attention import Attention
 from pilotfish.runtime.batch import Batch
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.kv_cache import KVCache
+from pilotfish.runtime.linear import Linear, make_linear
 from pilotfish.runtime.models.rope import Rope, rotate
-
-
-@dataclass(frozen=True, slots=True)
-class _Linear:
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: Tensor  # [hidden]
-    q: _Linear
-    k: _Linear
-    v: _Linear
-    output: _Linear
+    qkv: Linear  # to the heads of q, then k, then v
+    output: Linear
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
     mlp_norm: Tensor  # [hidden]
-    gate: _Linear
-    up: _Linear
-    down: _Linear
+    gate_up: Linear  # to gate, then up
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +51,15 @@ class Decoder:
 
     Args:
         config: sizes; ``config.layers`` layers are used.
-        weights: from ``load_weights``, all of one dtype on one device.
+        weights: from ``load_weights``, all of one dtype on one device. Emptied, so that no weight is held
+            both as it was stored and as it multiplies; only tied embeddings are.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
         self.config = config
-        self._embeddings = weights["model.embed_tokens.weight"]
-        self._head = self._embeddings if config.tied_embeddings else weights["lm_head.weight"]
-        self._norm = weights["model.norm.weight"]
+        self._embeddings = weights.pop("model.embed_tokens.weight")
+        self._head = make_linear(self._embeddings if config.tied_embeddings else weights.pop("lm_head.weight"), None)
+        self._norm = weights.pop("model.norm.weight")
         self._layers = [_layer(weights, f"model.layers.{i}") for i in range(config.layers)]
         self.dtype, self.device = self._embeddings.dtype, self._embeddings.device
         self._rope = Rope(config.rope, config.head_dim, self.device)
@@ -91,7 +81,8 @@ class Decoder:
             h = self._rms_norm(x, layer.attention_norm)
             x = x + self._attend(layer, index, h, cos, sin, batch, cache, attention)
             h = self._rms_norm(x, layer.mlp_norm)
-            x = x + layer.down(functional.silu(layer.gate(h)) * layer.up(h))
+            gate, up = layer.gate_up(h).chunk(2, dim=-1)
+            x = x + layer.down(functional.silu(gate) * up)
             if (name := f"hidden.{index + 1}") in wanted:
                 captured[name] = x
         if "final" in wanted:
@@ -100,7 +91,7 @@ class Decoder:
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits f32[n, vocab] of rows of ``Hidden.last``."""
-        return functional.linear(self._rms_norm(last, self._norm), self._head).float()
+        return self._head(self._rms_norm(last, self._norm)).float()
 
     def feature_width(self, features: Sequence[str]) -> int:
         """Values per token of the named states together.
@@ -128,8 +119,8 @@ class Decoder:
         cache: KVCache,
         attention: Attention,
     ) -> Tensor:
-        heads = (len(h), -1, self.config.head_dim)
-        q, k, v = layer.q(h).view(heads), layer.k(h).view(heads), layer.v(h).view(heads)
+        heads = (self.config.heads, self.config.kv_heads, self.config.kv_heads)
+        q, k, v = layer.qkv(h).view(len(h), -1, self.config.head_dim).split(heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
         cache.write(index, batch.slots, rotate(k, cos, sin), v)
@@ -143,20 +134,22 @@ class Decoder:
         return (wide * scale).to(x.dtype) * weight
 
 
-def _layer(weights: Mapping[str, Tensor], prefix: str) -> _Layer:
-    def linear(name: str) -> _Linear:
-        return _Linear(weights[f"{prefix}.{name}.weight"], weights.get(f"{prefix}.{name}.bias"))
+def _layer(weights: dict[str, Tensor], prefix: str) -> _Layer:
+    def linear(*names: str) -> Linear:
+        """Several layers of the same input as one."""
+        weight = torch.cat([weights.pop(f"{prefix}.{name}.weight") for name in names])
+        biases = [weights.pop(f"{prefix}.{name}.bias", None) for name in names]
+        given = [bias for bias in biases if bias is not None]
+        assert len(given) in (0, len(names)), "layers of one input have biases all or none"
+        return make_linear(weight, torch.cat(given) if given else None)
 
     return _Layer(
-        attention_norm=weights[f"{prefix}.input_layernorm.weight"],
-        q=linear("self_attn.q_proj"),
-        k=linear("self_attn.k_proj"),
-        v=linear("self_attn.v_proj"),
+        attention_norm=weights.pop(f"{prefix}.input_layernorm.weight"),
+        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         output=linear("self_attn.o_proj"),
-        q_norm=weights.get(f"{prefix}.self_attn.q_norm.weight"),
-        k_norm=weights.get(f"{prefix}.self_attn.k_norm.weight"),
-        mlp_norm=weights[f"{prefix}.post_attention_layernorm.weight"],
-        gate=linear("mlp.gate_proj"),
-        up=linear("mlp.up_proj"),
+        q_norm=weights.pop(f"{prefix}.self_attn.q_norm.weight", None),
+        k_norm=weights.pop(f"{prefix}.self_attn.k_norm.weight", None),
+        mlp_norm=weights.pop(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
         down=linear("mlp.down_proj"),
     )
