@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import median
 
@@ -21,12 +21,10 @@ class RoundTimes:
     orchestrator_us: int = 0
 
     @classmethod
-    def combine(cls, function: object, rounds: Iterable[RoundTimes]) -> RoundTimes:
+    def combine(cls, function: Callable[[Iterable[int]], float], rounds: Sequence[RoundTimes]) -> RoundTimes:
         """Applies ``sum`` or ``median`` to each part over the rounds; zeros without rounds."""
-        rounds = list(rounds)
         if not rounds:
             return cls()
-        assert callable(function)
         return cls(*(int(function(getattr(times, part.name) for times in rounds)) for part in fields(cls)))
 
 

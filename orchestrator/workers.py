@@ -233,7 +233,6 @@ class WorkerLink(Generic[Step, Result]):
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._first.add_done_callback(_retrieve)
         self._last_error: PilotfishError = UnavailableError(f"{address}: not tried yet")
-        self._stream: WorkerStream[Step, Result] | None = None
         self._task = asyncio.create_task(self._run(), name=f"link {address}")
 
     async def wait_opened(self, timeout_s: float) -> None:

@@ -146,13 +146,14 @@ class Drafting:
             place.cache.length += 1
 
     def _place(self, request: Request) -> DraftPlace | None:
-        """Where the row can draft now; a row that has no replica gets the least loaded that suits it."""
-        if request.draft is not None:
-            return None if self.replicas[request.draft.replica].is_late else request.draft
+        """Where the row can draft now; one that has no replica, or a late one, gets the least loaded that suits it."""
+        if request.draft is not None and not self.replicas[request.draft.replica].is_late:
+            return request.draft
         kind = request.params.proposal_kind
         choices = [choice for choice in self.replicas.values() if not choice.is_late and kind in choice.kinds]
         if not choices:
             return None
+        request.drop_draft()  # of a replica that hangs; its steps still run in order, so its pages are safe
         replica = max(choices, key=lambda choice: choice.pool.available / choice.pool.page_count)
         request.draft = DraftPlace(replica.name, RowCache(replica.pool))
         request.draft.cache.attach(request.tokens[:-1])

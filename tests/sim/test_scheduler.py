@@ -165,6 +165,21 @@ def test_a_late_replica_costs_one_round_without_proposals() -> None:
     assert simulator.kinds["r"] == "b" * 40
 
 
+def test_rows_of_a_late_replica_move_to_another() -> None:
+    simulator = Simulator(draft_deadline=500)
+    simulator.open_target(pages=64)
+    simulator.open_draft("slow", pages=65, agreement=1.0, costs=Costs(step=50_000, token=0))
+    simulator.submit("r", prompt(1, 8), 41, 4)
+    simulator.round()
+    simulator.round()
+    assert simulator.kinds["r"] == "bb"  # the first round went without: its replica was late
+    simulator.open_draft("quick", pages=64, agreement=1.0)
+    simulator.run()
+    assert "quick proposes for r" in "\n".join(simulator.trace)
+    assert simulator.kinds["r"].startswith("bbaaaab")
+    assert simulator.texts["r"] == plain_text(prompt(1, 8), 41)
+
+
 def test_rows_wait_for_a_target_that_went_away() -> None:
     simulator = Simulator()
     simulator.open_target(pages=64)
