@@ -21,6 +21,7 @@ from typing import Any, Self
 import grpc
 import pytest
 import torch
+from processes import runs
 from tiny_models import load_reference, make_tiny_llama
 
 from pilotfish import Client, NotFoundError, PilotfishError, SamplingParams
@@ -100,13 +101,6 @@ class Up(Process):
             if parent == self.pid and (not module or module in argv):
                 found.append(int(stat.parent.name))
         return found
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

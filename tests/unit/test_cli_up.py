@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import runs
 from typer.testing import CliRunner
 
 from orchestrator import admission
@@ -104,13 +105,6 @@ def ready_line(process: subprocess.Popen[str]) -> str:
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     _, stderr = process.communicate(timeout=30)
     return process.returncode, stderr
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
