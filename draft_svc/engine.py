@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import torch
 
 from draft_svc.drafters import Drafter
-from pilotfish.runtime.batch import require_distinct_slots
 from pilotfish.runtime.grants import PageGrants
+from pilotfish.runtime.slots import require_distinct_slots
 from pilotfish.steps import DraftResult, DraftStep, Grant, Ints, ProposalKind
 
 
@@ -55,7 +54,6 @@ class DraftEngine:
         """Takes a stream's pages back."""
         self._grants.close(grant)
 
-    @torch.inference_mode()
     def run(self, grant: Grant, step: DraftStep) -> DraftResult:
         """Runs one step.
 

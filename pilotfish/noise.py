@@ -83,6 +83,16 @@ def key(seed: int, purpose: Purpose, round_index: int, position: int) -> int:
     return _signed(_mix_int(h + _GOLDEN * (position + 1)))
 
 
+def keys(
+    seeds: npt.NDArray[np.uint64], purpose: Purpose, rounds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """``key`` of many draws, all arrays [n]."""
+    h = _mix(seeds.astype(np.int64) + _signed(_GOLDEN * int(purpose)))
+    h = _mix(h + _signed(_GOLDEN) * (rounds + 1))
+    mixed: npt.NDArray[np.int64] = _mix(h + _signed(_GOLDEN) * (positions + 1))
+    return mixed
+
+
 def uniform(keys: Array, token_ids: Array) -> Array:
     """Uniform numbers in the open interval (0, 1), 52 bits each, float64.
 

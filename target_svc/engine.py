@@ -12,10 +12,10 @@ from torch import Tensor
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
-from pilotfish.runtime.batch import Longs, node_positions, require_distinct_slots
 from pilotfish.runtime.grants import PageGrants
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
+from pilotfish.runtime.slots import Longs, node_positions, require_distinct_slots
 from pilotfish.runtime.tensors import to_wire
 from pilotfish.steps import DrawRule, Grant, Ints, SamplingRows, TargetResult, TargetStep, require_range
 

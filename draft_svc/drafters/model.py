@@ -15,9 +15,9 @@ from torch import Tensor
 from draft_svc.drafters import Drafter, DrafterInfo, Proposals
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
-from pilotfish.runtime.batch import Longs
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
+from pilotfish.runtime.slots import Longs
 from pilotfish.steps import DraftStep, Floats, Ints, ProposalKind, SamplingRows, Supports, TokenRows
 
 
@@ -60,6 +60,7 @@ class ModelDrafter(Drafter):
     def info(self) -> DrafterInfo:
         return self._info
 
+    @torch.inference_mode()
     def propose(self, step: DraftStep) -> Proposals:
         hidden = self._model.extend(step.rows)
         chains: list[list[int]] = [[] for _ in step.rows.lengths]

@@ -74,8 +74,7 @@ def probabilities(logits: Tensor, sampling: SamplingRows) -> Tensor:
 
 def draw_keys(seeds: npt.NDArray[np.uint64], purpose: Purpose, rounds: Longs, positions: Longs) -> Longs:
     """Noise keys of one draw per element, i64[n]; positions are those of the tokens drawn."""
-    triples = zip(seeds.tolist(), rounds.tolist(), positions.tolist(), strict=True)
-    return np.array([noise.key(seed, purpose, r, position) for seed, r, position in triples], np.int64)
+    return noise.keys(seeds, purpose, rounds, positions)
 
 
 def race(weights: Tensor, keys: Longs, token_ids: Tensor | None = None) -> Tensor:

@@ -51,6 +51,14 @@ def test_numpy_torch_and_integers_give_the_same_bits() -> None:
     assert [int(value * 2**52) for value in by_integers] == [spec(*case) for case in CASES]
 
 
+def test_keys_of_many_draws_are_those_of_each() -> None:
+    seeds, rounds = [0, 7, 2**63, 2**64 - 1], [0, 3, 2**40, 1]
+    positions = [5, 0, 2**31, 8]
+    found = noise.keys(np.array(seeds, np.uint64), Purpose.OUTSIDE, np.array(rounds), np.array(positions))
+    each = [key(*draw) for draw in zip(seeds, [Purpose.OUTSIDE] * 4, rounds, positions, strict=True)]
+    assert found.tolist() == each
+
+
 def test_keys_broadcast_against_tokens() -> None:
     keys = np.array([[key(1, Purpose.MATCH, 0, 0)], [key(1, Purpose.MATCH, 0, 1)]])
     grid = uniform(keys, np.arange(3)[None, :])

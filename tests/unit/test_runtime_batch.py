@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rows import Row, ints, token_rows
 
 from pilotfish.errors import InvalidArgumentError
-from pilotfish.runtime.batch import build_batch, node_positions, require_distinct_slots, written_slots
+from pilotfish.runtime.batch import build_batch
+from pilotfish.runtime.slots import node_positions, require_distinct_slots, written_slots
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pilotfish.runtime.batch import Bools
+from pilotfish.runtime.slots import Bools
 from pilotfish.steps import Ints
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pilotfish.runtime.attention.base import Attention, AttentionShape
-from pilotfish.runtime.batch import Bools
+from pilotfish.runtime.slots import Bools
 from pilotfish.steps import Ints
 
 # Queries of a chain are cut here: a piece sees no slot after its last query, which halves the work
