@@ -62,7 +62,7 @@ def _shift(h: Any, bits: int) -> Any:
     return (h >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(h: Any) -> Any:
+def mix(h: Any) -> Any:
     """``_mix_int`` on an array of int64, numpy or torch, wrapping."""
     h = (h ^ _shift(h, 30)) * _signed(_FIRST)
     h = (h ^ _shift(h, 27)) * _signed(_SECOND)
@@ -87,9 +87,9 @@ def keys(
     seeds: npt.NDArray[np.uint64], purpose: Purpose, rounds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """``key`` of many draws, all arrays [n]."""
-    h = _mix(seeds.astype(np.int64) + _signed(_GOLDEN * int(purpose)))
-    h = _mix(h + _signed(_GOLDEN) * (rounds + 1))
-    mixed: npt.NDArray[np.int64] = _mix(h + _signed(_GOLDEN) * (positions + 1))
+    h = mix(seeds.astype(np.int64) + _signed(_GOLDEN * int(purpose)))
+    h = mix(h + _signed(_GOLDEN) * (rounds + 1))
+    mixed: npt.NDArray[np.int64] = mix(h + _signed(_GOLDEN) * (positions + 1))
     return mixed
 
 
@@ -105,7 +105,7 @@ def uniform(keys: Array, token_ids: Array) -> Array:
     >>> round(float(uniform(np.array([key(7, Purpose.COIN, 0, 3)]), np.array([42]))[0]), 6)
     0.576325
     """
-    bits: Any = _shift(_mix(keys + token_ids * _signed(_GOLDEN)), 12)  # type: ignore[operator]
+    bits: Any = _shift(mix(keys + token_ids * _signed(_GOLDEN)), 12)  # type: ignore[operator]
     doubles: Any = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
     return (doubles + 0.5) * 2.0**-52  # type: ignore[no-any-return]
 

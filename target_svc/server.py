@@ -17,6 +17,7 @@ from pilotfish.v1 import target_pb2_grpc
 if TYPE_CHECKING:
     from pilotfish.rpc.steps_service import ModelThread, StepStreams
     from pilotfish.steps import TargetResult, TargetStep
+    from target_svc.service import Engine
 
 PROG = "pilotfish target"
 
@@ -60,12 +61,22 @@ def make_service(
     config: TargetConfig, thread: ModelThread
 ) -> tuple[AddServices, StepStreams[TargetStep, TargetResult]]:
     """Loads the model; gives what registers the service, and its streams."""
-    from pilotfish.runtime.loading import load_model
-    from target_svc.engine import TargetEngine
     from target_svc.service import TargetServicer
 
+    servicer = TargetServicer(_engine(config), thread)
+    return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server), servicer.streams
+
+
+def _engine(config: TargetConfig) -> Engine:
+    if config.simulate is not None:
+        from target_svc.simulated import create_simulated
+
+        return create_simulated(config, config.simulate)
+    from pilotfish.runtime.loading import load_model
+    from target_svc.engine import TargetEngine
+
     model = load_model(config.model, dtype=config.dtype, device=config.device, layers=config.layers, name=config.name)
-    engine = TargetEngine(
+    return TargetEngine(
         model,
         pages=config.pages,
         page_size=config.page_size,
@@ -73,5 +84,3 @@ def make_service(
         max_step_tokens=config.max_step_tokens,
         features=tuple(filter(None, config.features.split(","))),
     )
-    servicer = TargetServicer(engine, thread)
-    return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server), servicer.streams

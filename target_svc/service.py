@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import CHUNK_BYTES
-from pilotfish.rpc.steps_service import ModelThread, StepStreams, Wire
-from pilotfish.steps import Grant, TargetResult, TargetStep
+from pilotfish.rpc.steps_service import ModelThread, StepEngine, StepStreams, Wire
+from pilotfish.steps import Grant, Ints, TargetResult, TargetStep
 from pilotfish.v1 import target_pb2, target_pb2_grpc
-from target_svc.engine import TargetEngine
 
 NAME = "pilotfish.v1.TargetService"
+
+
+class Engine(StepEngine[TargetStep, TargetResult], Protocol):
+    """What runs behind the service; see ``TargetEngine``."""
+
+    def features_per_chunk(self, chunk_bytes: int) -> int: ...
+    def read_features(self, incarnation: int, slots: Ints) -> npt.NDArray[np.generic]: ...
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """Serves one engine on one model thread."""
 
-    def __init__(self, engine: TargetEngine, thread: ModelThread) -> None:
+    def __init__(self, engine: Engine, thread: ModelThread) -> None:
         self._engine, self._thread = engine, thread
         wire = Wire[TargetStep, TargetResult](codec.target_step_from_pb, _opened, _result)
         self.streams = StepStreams(engine, thread, wire)

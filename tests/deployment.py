@@ -26,7 +26,7 @@ from pilotfish.runtime.loading import LoadedModel
 from pilotfish.v1 import draft_pb2_grpc, target_pb2_grpc
 from target_svc.engine import TargetEngine
 from target_svc.service import NAME as TARGET_NAME
-from target_svc.service import TargetServicer
+from target_svc.service import Engine, TargetServicer
 
 Value = TypeVar("Value")
 
@@ -62,7 +62,7 @@ class Deployment:
 
     Args:
         folder: model folder, for the tokenizer.
-        model: loaded target model.
+        model: loaded target model, or what makes an engine.
         drafts: one per replica, a loaded model or a drafter.
         pages: of every worker.
         page_size: slots per page.
@@ -72,7 +72,7 @@ class Deployment:
     def __init__(
         self,
         folder: Path,
-        model: LoadedModel,
+        model: LoadedModel | Callable[[], Engine],
         drafts: tuple[LoadedModel | Drafter, ...] = (),
         *,
         pages: int = 256,
@@ -80,7 +80,9 @@ class Deployment:
         **settings: Any,
     ) -> None:
         self._folder, self._settings = folder, settings
-        self._make_engine = lambda: TargetEngine(model, pages=pages, page_size=page_size)
+        self._make_engine: Callable[[], Engine] = (
+            (lambda: TargetEngine(model, pages=pages, page_size=page_size)) if isinstance(model, LoadedModel) else model
+        )
         self._drafters = [
             draft if isinstance(draft, Drafter) else ModelDrafter(draft, pages=pages, page_size=page_size)
             for draft in drafts

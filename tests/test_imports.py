@@ -16,6 +16,7 @@ OURS = ("pilotfish", "draft_svc", "target_svc", "orchestrator")
 # What each of our packages may import of ours beside itself. The longest name that fits a module counts.
 COMMON = ("pilotfish.errors", "pilotfish.noise", "pilotfish.steps")
 WIRE = ("pilotfish.rpc", "pilotfish.v1")
+WORKER = (*COMMON, *WIRE, "pilotfish.runtime", "pilotfish.simulate")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.errors": (),
     "pilotfish.noise": (),
@@ -26,13 +27,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.rpc": (*COMMON, "pilotfish.v1"),
     "pilotfish.client": ("pilotfish.errors", *WIRE),
     "pilotfish.runtime": (*COMMON, "pilotfish.rpc", "pilotfish.settings", "pilotfish.tokenizer_hash"),
+    "pilotfish.simulate": (*COMMON, "pilotfish.runtime", "pilotfish.tokenizer_hash"),
     "pilotfish.checkpoints": ("pilotfish.errors",),
     "pilotfish.cli": ("pilotfish", "draft_svc", "target_svc", "orchestrator"),  # starts them all
     "pilotfish": ("pilotfish.client", "pilotfish.errors", "pilotfish.cli"),
     "orchestrator.core": COMMON,
     "orchestrator": (*COMMON, *WIRE, "pilotfish.settings", "pilotfish.tokenizer_hash"),
-    "draft_svc": (*COMMON, *WIRE, "pilotfish.settings", "pilotfish.runtime", "pilotfish.tokenizer_hash"),
-    "target_svc": (*COMMON, *WIRE, "pilotfish.settings", "pilotfish.runtime", "pilotfish.tokenizer_hash"),
+    "draft_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
+    "target_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
 }
 
 # grpc and generated code appear only in files of these names and in these packages.
@@ -48,6 +50,7 @@ NEVER: tuple[tuple[str, str], ...] = (
     ("pilotfish.client", "numpy"),
     ("pilotfish.rpc", "torch"),
     ("pilotfish.steps", "torch"),
+    ("pilotfish.simulate", "torch"),
 )
 
 # Modules that import by a computed name: the SDK looks its classes up when first used, the CLI its services.
@@ -181,8 +184,11 @@ def test_the_check_lets_pass_what_keeps_to_the_rules() -> None:
     assert faults("orchestrator.core.pages", "from pilotfish.steps import Ints", "pages.py") == []
 
 
-def test_sdk_and_orchestrator_run_without_torch() -> None:
-    names = ["pilotfish", *(name for name, _ in modules() if within(name, ("orchestrator", "pilotfish.client")))]
+def test_sdk_orchestrator_and_simulated_workers_run_without_torch() -> None:
+    light = ("orchestrator", "pilotfish.client", "pilotfish.simulate", "pilotfish.runtime.worker")
+    names = ["pilotfish", *(name for name, _ in modules() if within(name, light))]
+    names += [f"{kind}.{name}" for kind in ("draft_svc", "target_svc") for name in ("server", "service")]
+    names += ["target_svc.simulated", "draft_svc.drafters.simulated", "draft_svc.engine"]
     names = [name for name in names if not name.endswith("__main__")]
     assert "orchestrator.tokenizer" in names
     script = f"""

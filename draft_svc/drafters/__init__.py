@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotfish.errors import InvalidArgumentError
@@ -72,16 +73,34 @@ def _model(config: DraftConfig) -> Drafter:
     return ModelDrafter(model, pages=config.pages, page_size=config.page_size, max_len=config.max_len)
 
 
+def _simulated(config: DraftConfig, profile: str) -> Drafter:
+    from draft_svc.drafters.simulated import SimulatedDrafter
+    from pilotfish.simulate.model import read_model
+    from pilotfish.simulate.profile import load_profile
+
+    config.refuse_with_simulate("device", "dtype", "layers", "threads", "drafter")
+    if config.model is None:
+        raise InvalidArgumentError("model is missing; --simulate needs --model FOLDER for its tokenizer")
+    return SimulatedDrafter(
+        load_profile(profile),
+        read_model(config.model, config.name or f"simulated-{Path(profile).stem}", config.max_len),
+        pages=config.pages,
+        page_size=config.page_size,
+    )
+
+
 DRAFTERS: dict[str, Callable[[DraftConfig], Drafter]] = {"model": _model}
 
 
 def create_drafter(config: DraftConfig) -> Drafter:
-    """Makes the drafter that ``config.drafter`` names.
+    """Makes the drafter that ``config.drafter`` names, or the simulated one.
 
     Raises:
         InvalidArgumentError: if there is none of that name, or it cannot run as configured.
         NotFoundError: if its model is missing.
     """
+    if config.simulate is not None:
+        return _simulated(config, config.simulate)
     if config.drafter not in DRAFTERS:
         raise InvalidArgumentError(f"drafter is {config.drafter!r}; known are {', '.join(sorted(DRAFTERS))}")
     return DRAFTERS[config.drafter](config)

@@ -36,6 +36,8 @@ class Plan:
     pages: int | None
     listen: str
     log_level: str = "warning"
+    simulate: str | None = None
+    """Profile to simulate the workers by; None runs the models."""
 
     @property
     def worker_count(self) -> int:
@@ -45,7 +47,8 @@ class Plan:
         return _python("target_svc", *self._worker(self.target, threads))
 
     def draft_argv(self, draft: Model, threads: int) -> list[str]:
-        return _python("draft_svc", *self._worker(draft, threads), "--drafter", "model")
+        drafter = [] if self.simulate is not None else ["--drafter", "model"]
+        return _python("draft_svc", *self._worker(draft, threads), *drafter)
 
     def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
         workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
@@ -54,7 +57,8 @@ class Plan:
         return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *self._logging())
 
     def _worker(self, model: Model, threads: int) -> list[str]:
-        argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT, "--threads", str(threads)]
+        argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT]
+        argv += ["--threads", str(threads)] if self.simulate is None else ["--simulate", self.simulate]
         argv += self._logging()
         given = {"--layers": model.layers, "--dtype": self.dtype, "--pages": self.pages}
         return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

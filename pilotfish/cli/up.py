@@ -49,6 +49,14 @@ def up(
     pages: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="KV pages of each worker. Left out: the services choose.")
     ] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Simulate target and draft: llama-70b-8xh100, llama-8b-h100 or a .toml file. Needs no GPU, and of "
+            "--target only the tokenizer.",
+        ),
+    ] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where clients ask; port 0 takes a free one.")
     ] = options.ADDRESS,
@@ -63,22 +71,37 @@ def up(
     [dim]$ pilotfish up[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-small-model[/]
     [dim]$ pilotfish up --target smollm2 --draft none[/]
+    [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
     """
     if draft == "none" and draft_layers is not None:
         raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
+    if simulate is not None:
+        _require_simulable(simulate, draft, draft_layers, dtype)
     require_free(listen)
-    model = Model(target, fetch(target))
+    folder = fetch(target)
+    model = Model(target if simulate is None else f"simulated-{Path(simulate).stem}", folder)
     plan = Plan(
         target=model,
-        draft=_draft(model, draft, draft_layers),
+        draft=_draft(model, draft, draft_layers) if simulate is None or draft == "none" else model,
         draft_length=draft_length,
         replicas=replicas,
         dtype=dtype,
         pages=pages,
         listen=listen,
         log_level=log_level,
+        simulate=simulate,
     )
     raise typer.Exit(asyncio.run(_serve(plan)))
+
+
+def _require_simulable(profile: str, draft: str | None, layers: int | None, dtype: str | None) -> None:
+    from pilotfish.simulate.profile import load_profile  # pydantic takes its time, and only this needs it
+
+    load_profile(profile)  # so that nothing is started for one that is not there
+    given = {"--draft": None if draft == "none" else draft, "--draft-layers": layers, "--dtype": dtype}
+    for flag, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(f"{flag} is for real models; leave it or --simulate out")
 
 
 def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from pilotfish.rpc.server import AddServices, Server, serve_until_signal
 from pilotfish.rpc.steps_service import ModelThread, StepStreams
 from pilotfish.runtime.worker_config import WorkerConfig
@@ -24,6 +22,8 @@ async def serve_worker(config: WorkerConfig, name: str, service: str, make: Make
         make: loads the model, and gives what registers the service and its streams.
     """
     if config.threads is not None:
+        import torch  # simulated workers run without
+
         torch.set_num_threads(config.threads)
     server, thread = Server(config.listen, service), ModelThread()
     try:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from pilotfish.errors import InvalidArgumentError
 from pilotfish.settings import Settings
 
 
@@ -17,6 +18,10 @@ class WorkerConfig(Settings):
 
     name: str | None = None
     """What to call the model; default: the name of its folder."""
+
+    simulate: str | None = None
+    """Simulate a model instead of running one, for as long as a profile says: llama-70b-8xh100, llama-8b-h100, or a
+    .toml file. Needs only the tokenizer and config.json of --model, and no GPU."""
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; auto takes the first GPU if there is one."""
@@ -41,3 +46,9 @@ class WorkerConfig(Settings):
 
     threads: int | None = Field(None, ge=1)
     """Threads of torch; default: its choice. Processes that share cores need counts that add up to them."""
+
+    def refuse_with_simulate(self, *names: str) -> None:
+        """Raises ``InvalidArgumentError`` if one of these settings was given: a simulated worker has no use for it."""
+        for name in names:
+            if name in self.model_fields_set:
+                raise InvalidArgumentError(f"{name} is given, but a simulated worker runs no model; leave it out")

@@ -24,6 +24,8 @@ from pilotfish.cli.main import app
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.up import MAX_DRAFT_LENGTH
 
+ROOT = Path(__file__).parents[2]
+
 SERVICE = """
 import json, os, signal, sys, time
 
@@ -69,8 +71,8 @@ class Deployment:
 
     @contextmanager
     def up(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
-        # PYTHONPATH comes before the installed services.
-        env = {**os.environ, "PYTHONPATH": str(self.folder / "fakes"), "OMP_NUM_THREADS": "3"}
+        path = os.pathsep.join((str(self.folder / "fakes"), str(ROOT)))  # the stand-ins first
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "3"}
         argv = [sys.executable, "-m", "pilotfish", "up", "--target", str(self.model), "--listen", "127.0.0.1:0", *flags]
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, env=env, cwd=self.folder, stdout=pipe, stderr=pipe, text=True) as process:
@@ -148,6 +150,30 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
         *["--model", model, "--name", model, "--draft-length", "6", "--log-level", "warning", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
+
+
+def test_simulated_workers_get_the_profile_and_nothing_that_only_models_have(deployment: Deployment) -> None:
+    with deployment.up("--simulate", "llama-8b-h100", "--replicas", "2", "--pages", "40") as process:
+        name = "simulated-llama-8b-h100"
+        assert ready_line(process) == f"ready 127.0.0.1:9 target={name} draft={name} draft_length=4\n"
+        workers = [*deployment.notes("target_svc"), *deployment.notes("draft_svc")]
+    expected = ["--model", str(deployment.model), "--name", name, "--listen", "127.0.0.1:0"]
+    expected += ["--simulate", "llama-8b-h100", "--log-level", "warning", "--no-log-times", "--pages", "40"]
+    assert [worker["argv"] for worker in workers] == [expected] * 3
+
+
+@pytest.mark.parametrize("flags", [["--draft", "m"], ["--draft-layers", "2"], ["--dtype", "bfloat16"]])
+def test_simulating_leaves_no_choice_of_models(flags: list[str]) -> None:
+    result = CliRunner().invoke(app, ["up", "--simulate", "llama-8b-h100", *flags])
+    assert result.exit_code == 2
+    assert f"{flags[0]} is for real models" in result.stderr
+
+
+def test_an_unknown_profile_is_refused_before_anything_starts(deployment: Deployment) -> None:
+    result = CliRunner().invoke(app, ["up", "--target", str(deployment.model), "--simulate", "nope"])
+    assert result.exit_code == 1
+    assert "shipped profiles are llama-70b-8xh100" in result.stderr
+    assert deployment.pids() == []
 
 
 def test_without_a_draft(deployment: Deployment) -> None:

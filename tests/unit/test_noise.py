@@ -157,6 +157,6 @@ def test_race_goes_by_token_and_not_by_rank() -> None:
 def test_noise_stays_inside_the_open_interval_at_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least and the greatest hash: a uniform of 0 or 1 would make log or 1 - u infinite."""
     for bits, numbers in ((0, "least"), (-1, "greatest")):
-        monkeypatch.setattr(noise, "_mix", lambda h, bits=bits: np.full_like(h, bits))
+        monkeypatch.setattr(noise, "mix", lambda h, bits=bits: np.full_like(h, bits))
         value = float(uniform(np.array([1]), np.array([1]))[0])
         assert 0 < value < 1, numbers

@@ -1,0 +1,41 @@
+"""What a simulated model takes from a model folder: the tokenizer, the vocabulary, the longest row."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.runtime.config import ModelConfig
+from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """What the other side of a stream is told; fields as in ``StreamOpened``."""
+
+    model_id: str
+    weights_hash: str
+    tokenizer_hash: str
+    vocab_size: int
+    max_len: int
+    token_limit: int
+    """Ids that the tokenizer knows; the model writes no others."""
+
+
+def read_model(folder: Path, name: str, max_len: int | None) -> SimulatedModel:
+    """Reads config.json and tokenizer.json.
+
+    Raises:
+        NotFoundError: if one is missing.
+        InvalidArgumentError: if one is broken, or the model was not made for rows of ``max_len`` tokens.
+    """
+    config = ModelConfig.from_folder(folder)
+    return SimulatedModel(
+        model_id=name,
+        weights_hash=hashlib.sha256(b"simulated").hexdigest(),
+        tokenizer_hash=tokenizer_hash(folder),
+        vocab_size=config.vocab_size,
+        max_len=config.limit_len(max_len),
+        token_limit=min(config.vocab_size, tokenizer_vocab_size(folder)),
+    )
