@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator.core.requests import Request
 from pilotfish.steps import Ints, SamplingRows, TokenRows, empty_ints
 
+NO_INTS = empty_ints()
 
-@dataclass(frozen=True, slots=True)
-class RowPart:
+
+class RowPart(NamedTuple):
     """One row of a step.
 
     Attributes:
         token_ids: new tokens, i32[n].
         start: slot of the first.
-        pages: page table.
-        parents: as in ``TokenRows.parents``, i32[n], or None for a chain.
+        table: page table, i32[pages].
+        node_ids: tokens of a proposal that follow them, i32[nodes].
+        parents: of the proposal's nodes, as in ``Proposal.parents``, or None for a chain.
     """
 
     token_ids: Ints
     start: int
-    pages: list[int]
+    table: Ints
+    node_ids: Ints = NO_INTS
     parents: Ints | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids) + len(self.node_ids)
 
 
 def token_rows(parts: Sequence[RowPart], copies: Sequence[tuple[int, int]]) -> TokenRows:
     """Concatenates rows; parents are given for all of them as soon as one is a tree."""
     is_tree = any(part.parents is not None for part in parts)
     return TokenRows(
-        token_ids=np.concatenate([part.token_ids for part in parts]).astype(np.int32, copy=False),
-        lengths=np.array([len(part.token_ids) for part in parts], np.int32),
+        token_ids=np.concatenate([ids for part in parts for ids in (part.token_ids, part.node_ids)]),
+        lengths=np.array([part.length for part in parts], np.int32),
         starts=np.array([part.start for part in parts], np.int32),
-        page_counts=np.array([len(part.pages) for part in parts], np.int32),
-        page_ids=np.array([page for part in parts for page in part.pages], np.int32),
-        parents=np.concatenate([_parents(part) for part in parts]) if is_tree else empty_ints(),
+        page_counts=np.array([len(part.table) for part in parts], np.int32),
+        page_ids=np.concatenate([part.table for part in parts]),
+        parents=np.concatenate([_parents(part) for part in parts]) if is_tree else NO_INTS,
         slot_copies=np.array(copies, np.int32).reshape(-1, 2),
     )
 
 
 def _parents(part: RowPart) -> Ints:
-    if part.parents is not None:
-        return part.parents
-    return np.arange(-1, len(part.token_ids) - 1, dtype=np.int32)
+    """Parents as in ``TokenRows``: a proposal's root is the last of the row's own tokens."""
+    own = len(part.token_ids)
+    if part.parents is None:
+        return np.arange(-1, part.length - 1, dtype=np.int32)
+    return np.concatenate((np.arange(-1, own - 1), part.parents + own)).astype(np.int32)
 
 
 def sampling_rows(requests: Sequence[Request]) -> SamplingRows:

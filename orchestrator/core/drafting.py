@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -99,12 +100,11 @@ class Drafting:
         ready: dict[str, list[_Part]] = {}
         budgets = {name: replica.grant.max_step_tokens for name, replica in self.replicas.items()}
         for request in rows:
-            if request.state is not State.RUNNING or request.draft_limit == 0:
-                continue
-            place, nodes = self._place(request), max(request.draft_limit, self._tree_nodes)
+            limit = request.draft_limit if request.state is State.RUNNING else 0
+            place, nodes = self._place(request) if limit else None, max(limit, self._tree_nodes)
             if place is None or _behind(request, place) or nodes > node_budget:
                 continue
-            part = _Part(request, place, request.length, request.draft_limit, nodes)
+            part = _part(request, place, request.length, limit, nodes)
             fits = part.end + nodes <= target.max_len and part.token_count <= budgets[place.replica]
             if fits and self._knows(part) and self._reserve_nodes(part):
                 budgets[place.replica] -= part.token_count
@@ -122,7 +122,7 @@ class Drafting:
                 continue
             known = min(request.length - 1, self.replicas[place.replica].grant.max_len)
             count = min(known - place.cache.length, budgets[place.replica])
-            part = _Part(request, place, place.cache.length + count)
+            part = _part(request, place, place.cache.length + count)
             if count > 0 and self._knows(part) and _reserve(place.cache, part.end):
                 budgets[place.replica] -= count
                 chunks.setdefault(place.replica, []).append(part)
@@ -136,6 +136,10 @@ class Drafting:
         place = request.draft
         if place is None or place.cache.length < request.length:
             return  # the replica that proposed is gone
+        if proposal.is_chain:
+            if path:
+                place.cache.length += min(len(path), len(proposal.token_ids) - 1)
+            return
         parents = set(proposal.parents.tolist())
         base, copies = place.cache.length, self.replicas[place.replica].copies
         for depth, node in enumerate(path):
@@ -161,8 +165,7 @@ class Drafting:
 
     def _knows(self, part: _Part) -> bool:
         """Whether the replica has all the tokens; it may lack ids that only the target's output layer pads."""
-        tokens = part.request.tokens[part.start : part.end]
-        return int(tokens.max()) < self.replicas[part.place.replica].grant.vocab_size
+        return part.request.highest_token < self.replicas[part.place.replica].grant.vocab_size
 
     def _reserve_nodes(self, part: _Part) -> bool:
         slots = part.end + part.nodes - 1  # the last node has no children, so it is never cached
@@ -186,27 +189,27 @@ class Drafting:
         return DraftPlan(step, tuple((part.request, part.place) for part in parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A row of a draft step: feeds the request's tokens up to ``end``, then proposes."""
+class _Part(NamedTuple):
+    """A row of a draft step: feeds the request's tokens from ``start`` to ``end``, then proposes."""
 
     request: Request
     place: DraftPlace
+    start: int
     end: int
-    draft_length: int = 0
-    nodes: int = 0
-
-    @property
-    def start(self) -> int:
-        """Where the replica stands, but at least one token is sent, again if need be."""
-        return min(self.place.cache.length, self.end - 1)
+    draft_length: int
+    nodes: int
 
     @property
     def token_count(self) -> int:
         return self.end - self.start
 
     def row(self) -> RowPart:
-        return RowPart(self.request.tokens[self.start : self.end], self.start, self.place.cache.pages)
+        return RowPart(self.request.tokens[self.start : self.end], self.start, self.place.cache.table)
+
+
+def _part(request: Request, place: DraftPlace, end: int, draft_length: int = 0, nodes: int = 0) -> _Part:
+    """Begins where the replica stands, but at least one token is sent, again if need be."""
+    return _Part(request, place, min(place.cache.length, end - 1), end, draft_length, nodes)
 
 
 def _behind(request: Request, place: DraftPlace) -> bool:

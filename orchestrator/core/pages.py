@@ -16,7 +16,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from pilotfish.steps import Ints
+import numpy as np
+
+from pilotfish.steps import Ints, empty_ints
 
 ROOT = b""
 
@@ -143,12 +145,14 @@ class RowCache:
 
     Attributes:
         pages: page table of the row, in order.
+        table: the same as i32[pages], for steps; never written to.
         length: slots, from the first, that hold committed tokens.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.pages: list[int] = []
+        self.table = empty_ints()
         self.length = 0
         self._published = 0  # full pages offered to others
         self._digest = ROOT  # of the last of them
@@ -157,6 +161,7 @@ class RowCache:
         """Takes up the longest cached prefix of ``token_ids``; only on a new, empty row."""
         assert not self.pages, "attach comes first"
         self.pages, self._digest = self.pool.match(token_ids)
+        self.table = np.array(self.pages, np.int32)
         self._published = len(self.pages)
         self.length = self._published * self.pool.page_size
 
@@ -170,7 +175,9 @@ class RowCache:
         Raises:
             OutOfPagesError: if the pool cannot; the row is unchanged.
         """
-        self.pages += self.pool.allocate(self.missing(slots))
+        if missing := self.missing(slots):
+            self.pages += self.pool.allocate(missing)
+            self.table = np.array(self.pages, np.int32)
 
     def commit(self, token_ids: Ints, length: int) -> None:
         """Declares the first ``length`` slots computed; offers pages that became full to other rows.
@@ -196,4 +203,4 @@ class RowCache:
     def release(self) -> None:
         """Gives all pages back; the row is empty afterwards."""
         self.pool.release(self.pages)
-        self.pages, self.length, self._published, self._digest = [], 0, 0, ROOT
+        self.pages, self.table, self.length, self._published, self._digest = [], empty_ints(), 0, 0, ROOT

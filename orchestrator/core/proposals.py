@@ -7,8 +7,7 @@ nothing that a worker answers is trusted. The usual case, deterministic chains, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,10 @@ P_TOLERANCE = 1e-3
 """Most by which p on a support and its tail mass may miss the sum of 1."""
 
 
-@dataclass(frozen=True, slots=True)
+NO_INTS, NO_DOUBLES = empty_ints(), np.zeros(0)
+NO_SUPPORT = Supports(counts=np.zeros(1, np.int32))
+
+
 class Proposal:
     """Draft tokens of one row; made by ``proposals_from``, which checks them.
 
@@ -38,22 +40,28 @@ class Proposal:
         supports: one group for the root, then one per node; all groups empty if the proposal is
             deterministic.
         support_probs: q on the supports, f64[sum of supports.counts], each group summing to 1.
+        is_chain: whether every node follows the one before it; found out if not given.
     """
 
-    token_ids: Ints = field(default_factory=empty_ints)
-    parents: Ints = field(default_factory=empty_ints)
-    supports: Supports = field(default_factory=lambda: Supports(counts=np.zeros(1, np.int32)))
-    support_probs: Doubles = field(default_factory=lambda: np.zeros(0))
+    __slots__ = ("is_chain", "parents", "support_probs", "supports", "token_ids")
+
+    def __init__(
+        self,
+        token_ids: Ints = NO_INTS,
+        parents: Ints = NO_INTS,
+        supports: Supports = NO_SUPPORT,
+        support_probs: Doubles = NO_DOUBLES,
+        is_chain: bool | None = None,
+    ) -> None:
+        self.token_ids, self.parents = token_ids, parents
+        self.supports, self.support_probs = supports, support_probs
+        follows = parents == np.arange(ROOT, len(parents) - 1) if is_chain is None else None
+        self.is_chain = bool(is_chain) if follows is None else bool(follows.all())
 
     @property
     def is_sampled(self) -> bool:
         """Whether its nodes were drawn from a q that is known."""
         return len(self.supports.token_ids) > 0
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every node follows the one before it."""
-        return bool((self.parents == np.arange(ROOT, len(self.parents) - 1)).all())
 
     @property
     def depth(self) -> int:
@@ -77,8 +85,7 @@ EMPTY = Proposal()
 """Nothing proposed: the target's draw at the root is the bonus token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(NamedTuple):
     """What the target says at the root and the nodes of one proposal; made by ``outputs_from``.
 
     Attributes:
@@ -150,11 +157,12 @@ def _plain_chains(result: DraftResult, draft_lengths: Ints) -> list[Proposal]:
     lengths = counts.tolist()
     require(len(result.token_ids) == sum(lengths), "length of token_ids", len(result.token_ids), f"not {sum(lengths)}")
     longest = max(lengths, default=0)
-    parents, groups = np.arange(ROOT, longest - 1, dtype=np.int32), np.zeros(longest + 1, np.int32)
+    parents = np.arange(ROOT, longest - 1, dtype=np.int32)
+    supports = [Supports(np.zeros(length + 1, np.int32)) for length in range(longest + 1)]
     proposals, begin = [], 0
     for length in lengths:
         tokens = result.token_ids[begin : begin + length]
-        proposals.append(Proposal(tokens, parents[:length], Supports(groups[: length + 1])))
+        proposals.append(Proposal(tokens, parents[:length], supports[length], NO_DOUBLES, is_chain=True))
         begin += length
     return proposals
 
@@ -270,8 +278,6 @@ def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size
     Raises:
         InvalidArgumentError: naming the first field at fault, its value and its limit.
     """
-    if not len(result.support_probs) and not any(proposal.is_sampled for proposal in proposals):
-        return _plain_outputs(result, proposals, vocab_size)
     counts = np.concatenate([proposal.supports.counts for proposal in proposals] or [empty_ints()])
     ids = np.concatenate([proposal.supports.token_ids for proposal in proposals] or [empty_ints()])
     sizes = np.array([len(proposal.supports.counts) for proposal in proposals], np.int64)
@@ -301,20 +307,21 @@ def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size
     return split
 
 
-def _plain_outputs(result: TargetResult, proposals: Sequence[Proposal], vocab_size: int) -> list[Outputs]:
-    """Outputs without supports: every draw is an ordinary one, and its tail mass is 1."""
-    draws, total = result.token_ids, sum(len(proposal.token_ids) + 1 for proposal in proposals)
-    for name, values in (("token_ids", draws), ("tail_masses", result.tail_masses)):
-        require(len(values) == total, f"length of {name}", len(values), f"must be {total}")
+def plain_draws(result: TargetResult, proposals: Sequence[Proposal], vocab_size: int) -> Ints:
+    """The draws of an answer to proposals without supports, checked: every draw is an ordinary one.
+
+    Args, raises: as in ``outputs_from``.
+    """
+    draws, total = result.token_ids, sum([len(proposal.token_ids) for proposal in proposals]) + len(proposals)
+    for name, values, length in (
+        ("token_ids", draws, total),
+        ("tail_masses", result.tail_masses, total),
+        ("support_probs", result.support_probs, 0),
+    ):
+        require(len(values) == length, f"length of {name}", len(values), f"must be {length}")
     require_range(draws, "token_ids", 0, vocab_size - 1, f"must be in [0, {vocab_size})")
     require_range(result.tail_masses, "tail_masses", 1 - P_TOLERANCE, 1 + P_TOLERANCE, "must be 1 without a support")
-    tails, nothing = np.ones(total), np.zeros(0)
-    split, begin = [], 0
-    for proposal in proposals:
-        end = begin + len(proposal.token_ids) + 1
-        split.append(Outputs(draws[begin:end], tails[begin:end], nothing))
-        begin = end
-    return split
+    return draws
 
 
 def _group_sums(values: Doubles, counts: Ints) -> Doubles:

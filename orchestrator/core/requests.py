@@ -88,6 +88,7 @@ class Request:
         target: place in the target's cache.
         draft: place in a draft replica's cache, if it has one.
         cached_tokens: prompt tokens found in the target's prefix cache when first scheduled.
+        highest_token: largest id among its tokens.
     """
 
     id: str
@@ -101,12 +102,14 @@ class Request:
     arrival: int = 0
     cached_tokens: int | None = None
     preemptions: int = 0
+    highest_token: int = field(init=False)
     _buffer: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         self._buffer = np.zeros(len(self.prompt) + self.params.max_tokens, np.int32)
         self._buffer[: len(self.prompt)] = self.prompt
         self.length = len(self.prompt)
+        self.highest_token = int(self.prompt.max())
 
     @property
     def tokens(self) -> Ints:
@@ -132,6 +135,7 @@ class Request:
         """Commits tokens to the completion."""
         self._buffer[self.length : self.length + len(token_ids)] = token_ids
         self.length += len(token_ids)
+        self.highest_token = max(self.highest_token, *token_ids)
 
     def drop_target(self) -> None:
         """Gives up the place in the target's cache."""

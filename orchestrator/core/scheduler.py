@@ -19,22 +19,23 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.acceptance import NoiseChance, TokenKind, accept
+from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept, match_chains
 from orchestrator.core.batches import RowPart, sampling_rows, token_rows
 from orchestrator.core.drafting import Drafting, DraftPlan
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
-from orchestrator.core.proposals import EMPTY, Outputs, Proposal, outputs_from
+from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
 from orchestrator.core.requests import Request, State
 from pilotfish.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     OverloadedError,
 )
-from pilotfish.steps import Grant, Ints, Supports, TargetResult, TargetStep, empty_ints, require, require_range
+from pilotfish.steps import Grant, Ints, Supports, TargetResult, TargetStep, require, require_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,7 @@ class TargetBatch:
     rows: tuple[RowPlan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """What one answer of the target added to one request.
 
     Attributes:
@@ -224,15 +224,14 @@ class Scheduler:
         for row in rows:
             if row.room:
                 row.proposal = proposals.get(row.request.id, EMPTY)
-        parts = [_part(row) for row in rows]
         copies, self.target.copies = self.target.copies, []
         self.target.step_id += 1
-        requests = [row.request for row in rows]
+        requests, tokens = [row.request for row in rows], token_rows([_part(row) for row in rows], copies)
         step = TargetStep(
             step_id=self.target.step_id,
-            rows=token_rows(parts, copies),
+            rows=tokens,
             sampling=sampling_rows(requests),
-            output_nodes=_output_nodes(rows, parts),
+            output_nodes=_output_nodes(rows, tokens.lengths),
             draw_rules=np.array([request.params.draw_rule for request in requests], np.uint8),
             supports=_supports(rows),
         )
@@ -250,13 +249,13 @@ class Scheduler:
         step_id = batch.step.step_id
         require(result.step_id == step_id, "step_id", result.step_id, f"must be {step_id}")
         answered = [row for row in batch.rows if row.wants_output]
-        outputs = outputs_from(result, [row.proposal for row in answered], self.target.grant.vocab_size)
+        verdicts = _judge(answered, result, self.target.grant.vocab_size)
         for row in batch.rows:
             if not row.wants_output and row.request.target is row.cache:
                 row.cache.commit(row.request.tokens, row.end)
         return [
-            self._accept_row(row, output)
-            for row, output in zip(answered, outputs, strict=True)
+            self._accept_row(row, verdict)
+            for row, verdict in zip(answered, verdicts, strict=True)
             if row.request.target is row.cache
         ]
 
@@ -348,29 +347,51 @@ class Scheduler:
 
     # Accepting
 
-    def _accept_row(self, row: RowPlan, outputs: Outputs) -> Run:
+    def _accept_row(self, row: RowPlan, verdict: Verdict) -> Run:
         assert self.target is not None
-        request, proposal, is_round = row.request, row.proposal, row.is_round
+        request, proposal, path = row.request, row.proposal, verdict.path
         params = request.params
-        verdict = accept(params.rule, proposal, outputs, NoiseChance(params.seed, request.round_index))
         request.round_index += 1
-        path = verdict.path
-        tokens = [*(int(proposal.token_ids[node]) for node in path), verdict.token]
-        kinds = [*(TokenKind.ACCEPTED for _ in path), verdict.kind]
+        accepted = proposal.token_ids[: len(path)] if proposal.is_chain else proposal.token_ids[list(path)]
+        tokens = [*accepted.tolist(), verdict.token]
         kept, reason = cut_run(tokens, request.generated, params.max_tokens, params.end_token_ids)
         self.drafting.accepted(request, proposal, path)
-        self.target.copies += [
-            (row.cache.slot(row.end + node), row.cache.slot(row.end + depth))
-            for depth, node in enumerate(path)
-            if node != depth
-        ]
-        request.append(tokens[:kept])
+        if not proposal.is_chain:
+            self.target.copies += [
+                (row.cache.slot(row.end + node), row.cache.slot(row.end + depth))
+                for depth, node in enumerate(path)
+                if node != depth
+            ]
+        del tokens[kept:]
+        request.append(tokens)
         row.cache.commit(request.tokens, min(row.end + len(path), request.length))
-        if not is_round:
+        if not row.is_round:
             request.move(State.RUNNING)
         if reason is not None:
             self.finish(request)
-        return Run(request, tuple(tokens[:kept]), tuple(kinds[:kept]), proposal.depth, is_round, reason)
+        kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[:kept]
+        return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason)
+
+
+def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> list[Verdict]:
+    """What stays of each row's proposal."""
+    proposals = [row.proposal for row in rows]
+    if all(map(_is_plain, rows)):
+        return match_chains(proposals, plain_draws(result, proposals, vocab_size))
+    outputs = outputs_from(result, proposals, vocab_size)
+    requests = [row.request for row in rows]
+    return [
+        accept(request.params.rule, proposal, output, NoiseChance(request.params.seed, request.round_index))
+        for request, proposal, output in zip(requests, proposals, outputs, strict=True)
+    ]
+
+
+def _is_plain(row: RowPlan) -> bool:
+    """Whether the target's draws alone decide, along a chain."""
+    proposal = row.proposal
+    return proposal is EMPTY or (
+        proposal.is_chain and not proposal.is_sampled and row.request.params.rule is Rule.MATCH
+    )
 
 
 def _cache(request: Request) -> RowCache:
@@ -395,20 +416,18 @@ def _nodes_asked(drafts: Mapping[str, DraftPlan]) -> dict[str, int]:
 
 def _part(row: RowPlan) -> RowPart:
     tokens, proposal = row.request.tokens[row.start : row.end], row.proposal
-    if not len(proposal.token_ids):
-        return RowPart(tokens, row.start, row.cache.pages)
-    parents = None if proposal.is_chain else np.concatenate(([-1], proposal.parents + 1)).astype(np.int32)
-    return RowPart(np.concatenate((tokens, proposal.token_ids)), row.start, row.cache.pages, parents)
+    parents = None if proposal.is_chain else proposal.parents
+    return RowPart(tokens, row.start, row.cache.table, proposal.token_ids, parents)
 
 
-def _output_nodes(rows: Sequence[RowPlan], parts: list[RowPart]) -> Ints:
+def _output_nodes(rows: Sequence[RowPlan], lengths: Ints) -> Ints:
     """The root and every node of a verification row; the last token of a prefill that ends here."""
-    nodes, offset = [], 0
-    for row, part in zip(rows, parts, strict=True):
-        begin, offset = offset, offset + len(part.token_ids)
-        if row.wants_output:
-            nodes.append(np.arange(begin if row.is_round else offset - 1, offset, dtype=np.int32))
-    return np.concatenate(nodes) if nodes else empty_ints()
+    wanted, ends = np.ones(lengths.sum(), np.bool_), np.cumsum(lengths)
+    for row, length, end in zip(rows, lengths.tolist(), ends.tolist(), strict=True):
+        if not row.is_round:
+            wanted[end - length : end] = False
+            wanted[end - 1] = row.wants_output
+    return wanted.nonzero()[0].astype(np.int32)
 
 
 def _supports(rows: Sequence[RowPlan]) -> Supports:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -211,7 +211,7 @@ def outputs_of(world: World, language: Language, proposal: Proposal) -> Outputs:
         compute_us=1,
     )
     outputs = outputs_from(result, [proposal], language.vocab_size)[0]
-    return replace(outputs, token_ids=LazyDraws(world, laws))  # type: ignore[arg-type]
+    return outputs._replace(token_ids=LazyDraws(world, laws))  # type: ignore[arg-type]
 
 
 def emitted(proposal: Proposal, verdict: Verdict) -> Prefix:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.core.acceptance import TokenKind, match
+from orchestrator.core.acceptance import TokenKind, match, match_chains
 from orchestrator.core.proposals import Outputs, Proposal
 from pilotfish.noise import Purpose, key, uniform
 from tests.paper.enumeration import (
@@ -68,7 +69,7 @@ def test_the_checker_catches_a_match_that_drops_the_targets_draw() -> None:
         outputs = outputs_of(world, language, proposal)
         verdict = match(proposal, outputs)
         if not verdict.path:  # draws again where the draft failed
-            verdict = replace(verdict, token=outputs_of(world, language, proposal).token_ids[0])
+            verdict = verdict._replace(token=outputs_of(world, language, proposal).token_ids[0])
         return emitted(proposal, verdict)
 
     assert difference(completed(language, law(experiment), 2), language.sequences(2)) > 1e-3
@@ -101,6 +102,18 @@ def test_a_drafter_that_shares_the_noise_changes_no_text_for_any_noise(length: i
         accepted += len(verdict.path)
     overlap = np.minimum(language.p(()), language.q(())).sum()
     assert overlap == 0 or accepted > 0
+
+
+@given(st.data())
+def test_many_chains_at_once_are_judged_like_each_alone(data: st.DataObject) -> None:
+    chains = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=6))
+    proposals = [Proposal(np.array(c, np.int32), np.arange(-1, len(c) - 1, dtype=np.int32)) for c in chains]
+    draws = [data.draw(st.lists(st.integers(0, 2), min_size=len(c) + 1, max_size=len(c) + 1)) for c in chains]
+    each = [
+        match(proposal, Outputs(np.array(drawn, np.int32), np.ones(len(drawn)), np.zeros(0)))
+        for proposal, drawn in zip(proposals, draws, strict=True)
+    ]
+    assert match_chains(proposals, np.concatenate([[], *draws]).astype(np.int32)) == each
 
 
 def text_for(seed: int, language: Language, parents: list[int], length: int) -> tuple[list[int], int]:
