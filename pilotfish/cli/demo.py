@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from pilotfish.cli.answer import LEGEND, show, show_cost
-from pilotfish.cli.children import die_with_parent
 from pilotfish.cli.console import stderr, stdout, waiting
 from pilotfish.cli.pull import fetch
+from pilotfish.cli.running import running_server
 from pilotfish.cli.up import MAX_DRAFT_LENGTH
-from pilotfish.errors import UnavailableError
 
 if TYPE_CHECKING:
     from pilotfish.client.blocking import Client, Stream
@@ -59,7 +54,7 @@ def demo(
 
     stderr.print(Text(f"model: {fetch('smollm2')}", style="dim"), soft_wrap=True)
     flags = ["--draft-length", str(draft_length), "--draft-layers", str(draft_layers)]
-    with _running_server(flags) as address, Client(address) as client:
+    with running_server(flags) as address, Client(address) as client:
         stdout.print(Text(f"\n{_PROMPTS[0]}\n", style="bold"))
         completion = show(_ask(client, _PROMPTS[0], max_tokens, None), stdout)
         if stdout.is_terminal:
@@ -181,37 +176,3 @@ def _ask(client: Client, prompt: str, max_tokens: int, draft_length: int | None)
 
     params = SamplingParams(max_tokens=max_tokens, draft_length=draft_length)
     return client.chat_stream([{"role": "user", "content": prompt}], params)
-
-
-@contextmanager
-def _running_server(flags: list[str]) -> Iterator[str]:
-    """Runs ``pilotfish up`` on a free port while the block runs; yields its address."""
-    argv = [sys.executable, "-P", "-m", "pilotfish", "up", "--listen", "127.0.0.1:0", *flags]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches this process, which then stops that one
-            preexec_fn=die_with_parent(),
-        )
-        try:
-            yield _address(process, argv, log)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _address(process: subprocess.Popen[str], argv: list[str], log: IO[bytes]) -> str:
-    assert process.stdout is not None
-    with waiting() as report:
-        report(f"starting target, draft and orchestrator: {' '.join(argv[3:])}")
-        line = process.stdout.readline()
-    if not line.startswith("ready "):
-        process.wait()
-        log.seek(0)
-        raise UnavailableError(f"`pilotfish up` did not start:\n{log.read().decode(errors='replace').strip()}")
-    stderr.print(Text(line.strip(), style="dim"), soft_wrap=True)
-    return line.split()[1]

@@ -1,0 +1,54 @@
+"""A server for the time of one command: ``pilotfish up`` as a child, on a free port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from rich.text import Text
+
+from pilotfish.cli.children import die_with_parent
+from pilotfish.cli.console import stderr, waiting
+from pilotfish.errors import UnavailableError
+
+
+@contextmanager
+def running_server(flags: Sequence[str]) -> Iterator[str]:
+    """Runs ``pilotfish up`` with these flags while the block runs; yields its address.
+
+    Raises:
+        UnavailableError: it did not start; the message has what it said.
+    """
+    argv = [sys.executable, "-P", "-m", "pilotfish", "up", "--listen", "127.0.0.1:0", *flags]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches this process, which then stops that one
+            preexec_fn=die_with_parent(),
+        )
+        try:
+            yield _address(process, argv, log)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _address(process: subprocess.Popen[str], argv: list[str], log: IO[bytes]) -> str:
+    assert process.stdout is not None
+    with waiting() as report:
+        report(f"starting target, draft and orchestrator: {' '.join(argv[3:])}")
+        line = process.stdout.readline()
+    if not line.startswith("ready "):
+        process.wait()
+        log.seek(0)
+        raise UnavailableError(f"`pilotfish up` did not start:\n{log.read().decode(errors='replace').strip()}")
+    stderr.print(Text(line.strip(), style="dim"), soft_wrap=True)
+    return line.split()[1]
