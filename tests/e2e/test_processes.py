@@ -225,6 +225,46 @@ def test_chat_answers_every_line_of_a_pipe(up: Up) -> None:
     assert done.stdout == f"{first.text}\n{second.text}\n"
 
 
+def test_bench_measures_a_running_server(up: Up, tmp_path: Path) -> None:
+    flags = ["--requests", "6", "--repeats", "2", "--max-tokens", "8", "--concurrency", "1,3", "--draft-length", "2"]
+    done = command("pilotfish", "bench", *flags, "--server", up.address, "--out", str(tmp_path / "b"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "b.json").read_text())
+    assert report["server"]["draft_replica_count"] == 2
+    results = report["results"]
+    assert [(r["setting"]["load"]["concurrency"], r["setting"]["draft_length"]) for r in results] == [
+        (1, 0), (1, 2), (3, 0), (3, 2),
+    ]  # fmt: skip
+    for result in results:
+        tokens, rounds, accepted = result["output_tokens"], result["rounds"], result["accepted"]
+        assert (result["requests"], result["failures"]) == (12, {})
+        assert rounds <= tokens - 12 <= rounds + accepted  # a prefill brings one; the last round may be cut
+        assert result["cached_tokens"] > 0
+        assert result["median_round"]["target"] > 0
+    off, on = results[:2]
+    assert (off["drafted"], off["acceptance_rate"]) == (0, None)
+    assert on["kept_per_position"] == [on["kept_per_position"][0], on["accepted"] - on["kept_per_position"][0]]
+    assert on["same_texts"] == on["compared_texts"] == 12
+    assert "by position" in done.stdout
+
+
+def test_bench_starts_a_server_and_stops_it(target: Path) -> None:
+    flags = ["--requests", "2", "--repeats", "1", "--synthetic", "30,4", "--rate", "200"]
+    done = command("pilotfish", "bench", *flags, "--up", f"--target {target} --draft none")
+    assert done.returncode == 0, done.stderr
+    address = next(line.split()[1] for line in done.stderr.splitlines() if line.startswith("ready "))
+    assert "this server has no draft" in done.stderr
+    assert "2 of 2" not in done.stdout
+    assert command("pilotfish", "health", address).returncode == 1
+
+
+def test_bench_tells_why_its_server_did_not_start() -> None:
+    done = command("pilotfish", "bench", "--up", "--target /nowhere")
+    assert done.returncode == 1
+    assert "`pilotfish up` did not start" in done.stderr
+    assert "/nowhere" in done.stderr
+
+
 def test_health(up: Up) -> None:
     done = command("pilotfish", "health", up.address)
     assert (done.returncode, done.stdout, done.stderr) == (0, "serving\n", "")

@@ -246,7 +246,7 @@ def test_services_get_their_arguments_untouched(
     assert got == [argv]
 
 
-@pytest.mark.parametrize("command", ["", "pull", "up", "generate", "chat", "demo", "health"])
+@pytest.mark.parametrize("command", ["", "pull", "up", "generate", "chat", "bench", "demo", "health"])
 def test_help_shows_examples(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--help"])
     assert result.exit_code == 0

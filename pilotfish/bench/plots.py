@@ -1,0 +1,309 @@
+"""The plots of a report, as SVG that takes its colours and its type from the page around it."""
+
+from __future__ import annotations
+
+import io
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pilotfish.bench.records import Load, Setting
+from pilotfish.bench.report import Report
+from pilotfish.bench.summary import Result
+from pilotfish.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that stand for the page's: each is replaced by a CSS variable, so that light and dark have their own.
+_INK, _FAINT = "#010101", "#020202"
+_SERIES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
+_VARIABLES = {_INK: "ink", _FAINT: "faint"} | {colour: f"series-{i}" for i, colour in enumerate(_SERIES, start=1)}
+_PARTS = ("target", "draft", "hops", "orchestrator")
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.5,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "lines.linewidth": 2,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+_WIDTH = 8.6  # inches; the page scales it
+_COLUMNS = 4  # panels beside one another
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the page."""
+
+    title: str
+    note: str
+    svg: str
+
+
+def require_matplotlib() -> None:
+    """Returns if plots can be drawn; asked before hours are measured for them.
+
+    Raises:
+        FailedPreconditionError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise FailedPreconditionError(
+            "the page's plots need matplotlib; install it with `pip install 'pilotfish[bench]'`, or leave --out out"
+        ) from error
+
+
+def plots(report: Report) -> list[Plot]:
+    """All that the results have something for."""
+    import matplotlib as mpl
+
+    drawn: list[tuple[str, str, Callable[[Report], Figure | None]]] = [
+        ("Speed-up against K", _SPEED_UP_NOTE, _speed_up),
+        ("Tokens per second", _THROUGHPUT_NOTE, _throughput),
+        ("Acceptance per position", _ACCEPTANCE_NOTE, _acceptance),
+        ("Where a round's time goes", _SPLIT_NOTE, _split),
+        ("Latency", _LATENCY_NOTE, _latency),
+    ]
+    found = []
+    for title, note, draw in drawn:
+        # Ids inside an SVG are made from the salt; two figures of one page must not share them.
+        with mpl.rc_context(_STYLE | {"svg.hashsalt": title}):
+            figure = draw(report)
+            if figure is not None:
+                found.append(Plot(title, note, _svg(figure, title)))
+    return found
+
+
+_SPEED_UP_NOTE = "Over speculation off in the same run. Points are medians; the thin bars span the repeats."
+_THROUGHPUT_NOTE = "All requests together. Points are medians; the thin bars span the repeats."
+_ACCEPTANCE_NOTE = "Of the draft tokens at each depth whose parents were all kept, the share that was kept."
+_SPLIT_NOTE = "Medians of each part of a round; the number at the end is the tokens that a round brings."
+_LATENCY_NOTE = "The share of requests, or of tokens, that waited at most so long."
+
+
+def _speed_up(report: Report) -> Figure | None:
+    if not any(result.speed_up for result in report.results if result.setting.draft_length != 0):
+        return None
+    lengths = _draft_lengths(report)[1:]
+    figure, panels = _temperature_panels(report, 3.2)
+    for axes, temperature in panels:
+        axes.axhline(1, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
+        for colour, load in zip(_colours(), _loads(report), strict=False):
+            results = _where(report, load=load, temperature=temperature)
+            found = [result for result in results if result.setting.draft_length != 0 and result.speed_up]
+            at = [lengths.index(result.setting.draft_label) for result in found]
+            _points(axes, at, [result.pass_speed_ups for result in found], colour, load.label)
+        axes.set_xticks(range(len(lengths)), lengths)
+        axes.set_xlim(-0.4, len(lengths) - 0.6)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("most draft tokens a round, K")
+    panels[0][0].set_ylabel("speed-up")
+    return _with_legend(figure, panels[0][0])
+
+
+def _throughput(report: Report) -> Figure | None:
+    loads = _loads(report)
+    if len(loads) < 2:
+        return None
+    figure, panels = _temperature_panels(report, 3.2)
+    for axes, temperature in panels:
+        for colour, length in zip(_colours(), _draft_lengths(report), strict=False):
+            found = [result for result in _where(report, length=length, temperature=temperature) if result.tokens_per_s]
+            at = [loads.index(result.setting.load) for result in found]
+            _points(axes, at, [result.pass_tokens_per_s for result in found], colour, f"K {length}")
+        axes.set_xticks(range(len(loads)), [load.number for load in loads])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("requests at once" if loads[0].rate is None else "requests a second")
+    panels[0][0].set_ylabel("tokens per second")
+    return _with_legend(figure, panels[0][0])
+
+
+def _acceptance(report: Report) -> Figure | None:
+    if not any(result.judged_per_position for result in report.results):
+        return None
+    figure, panels = _temperature_panels(report, 2.8)
+    for axes, temperature in panels:
+        for colour, length in zip(_colours(), _draft_lengths(report), strict=False):
+            shares = _shares(_where(report, length=length, temperature=temperature))
+            if shares:
+                axes.plot(range(1, len(shares) + 1), shares, "o-", color=colour, label=f"K {length}")
+        axes.set_ylim(0, 1.03)
+        axes.yaxis.set_major_formatter("{x:.0%}")
+        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel("position in the draft")
+    panels[0][0].set_ylabel("kept")
+    return _with_legend(figure, panels[0][0])
+
+
+def _split(report: Report) -> Figure | None:
+    shown = [(result, split) for result in report.results if (split := result.median_round) is not None]
+    if not shown:
+        return None
+    figure, [(axes, _)] = _panels([None], 0.9 + 0.34 * len(shown))
+    left = [0.0] * len(shown)
+    for colour, part in zip(_colours(), _PARTS, strict=False):
+        values = [getattr(split, part) for _, split in shown]
+        axes.barh(range(len(shown)), values, left=left, height=0.66, color=colour, label=part)
+        left = [before + value for before, value in zip(left, values, strict=True)]
+    for row, (result, split) in enumerate(shown):
+        text = f"{split.total:.3g} ms, {result.tokens_per_round:.2f} tokens"
+        axes.annotate(text, (split.total, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
+    labels = [f"{_cell_label(report, result.setting)}, K {result.setting.draft_label}" for result, _ in shown]
+    axes.set_yticks(range(len(shown)), labels)
+    axes.set_xlim(0, max(left) * 1.22)
+    axes.set_xlabel("milliseconds")
+    axes.grid(visible=False, axis="y")
+    axes.set_ylim(len(shown) - 0.4, -0.6)  # the first row on top
+    return _with_legend(figure, axes)
+
+
+def _latency(report: Report) -> Figure | None:
+    results = [result for result in report.results if result.first_token is not None]
+    if not results:
+        return None
+    cells = list({(each.setting.load, each.setting.temperature): each.setting for each in results}.values())
+    bands = [cells[first : first + _COLUMNS] for first in range(0, len(cells), _COLUMNS)]
+    panels_of = [(kind, cell) for band in bands for kind in ("first_token", "inter_token") for cell in band]
+    figure, panels = _panels(panels_of, 2.6, min(len(cells), _COLUMNS))
+    for axes, (kind, cell) in panels:
+        slowest = 0.0
+        for colour, length in zip(_colours(), _draft_lengths(report), strict=False):
+            for result in _where(report, load=cell.load, temperature=cell.temperature, length=length):
+                if (spread := getattr(result, kind)) is not None:
+                    axes.plot(spread.percentiles, range(101), color=colour, label=f"K {length}")
+                    slowest = max(slowest, spread.p99)
+        axes.set_title(_cell_label(report, cell))
+        axes.set_xlabel(f"{kind.replace('_', ' ')}, ms")
+        axes.set_xlim(0, 1.05 * slowest or 1)  # one straggler must not squeeze the rest
+        axes.set_ylim(0, 100)
+        axes.yaxis.set_major_formatter("{x:.0f} %")
+        axes.locator_params(axis="x", nbins=4)
+    return _with_legend(figure, panels[0][0])
+
+
+def _where(
+    report: Report, load: Load | None = None, temperature: float | None = None, length: str | None = None
+) -> list[Result]:
+    """The results of a load, a temperature and a draft length; None takes all."""
+    wanted = (load, temperature, length)
+    return [
+        result
+        for result in report.results
+        if all(
+            value in (None, own)
+            for value, own in zip(
+                wanted, (result.setting.load, result.setting.temperature, result.setting.draft_label), strict=True
+            )
+        )
+    ]
+
+
+def _temperatures(report: Report) -> list[float]:
+    return list(dict.fromkeys(result.setting.temperature for result in report.results))
+
+
+def _loads(report: Report) -> list[Load]:
+    return list(dict.fromkeys(result.setting.load for result in report.results))
+
+
+def _draft_lengths(report: Report) -> list[str]:
+    lengths = dict.fromkeys(result.setting.draft_label for result in report.results)
+    return sorted(lengths, key=lambda label: label != "off")  # off first: every plot gives it the first colour
+
+
+def _cell_label(report: Report, setting: Setting) -> str:
+    many = len(_temperatures(report)) > 1
+    return setting.load.label + (f", temperature {setting.temperature:g}" if many else "")
+
+
+def _shares(results: Sequence[Result]) -> list[float]:
+    """Per position, over several results."""
+    depth = max((len(result.judged_per_position) for result in results), default=0)
+
+    def total(counts: Sequence[tuple[int, ...]], position: int) -> int:
+        return sum(each[position] for each in counts if position < len(each))
+
+    kept, judged = [result.kept_per_position for result in results], [result.judged_per_position for result in results]
+    return [total(kept, position) / total(judged, position) for position in range(depth)]
+
+
+def _colours() -> Iterator[str]:
+    while True:
+        yield from _SERIES
+
+
+def _points(axes: Axes, at: list[int], values: list[tuple[float, ...]], colour: str, label: str) -> None:
+    """A line through medians, and at each the span of what it is the median of."""
+    axes.plot(at, [statistics.median(each) for each in values], "o-", color=colour, label=label)
+    for x, each in zip(at, values, strict=True):
+        axes.vlines(x, min(each), max(each), color=colour, linewidth=1)
+
+
+def _with_legend(figure: Figure, axes: Axes) -> Figure:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside upper left", ncols=6, handlelength=1.2, columnspacing=1.4)
+    return figure
+
+
+def _temperature_panels(report: Report, height: float) -> tuple[Figure, list[tuple[Axes, float]]]:
+    """A panel for each temperature."""
+    temperatures = _temperatures(report)
+    figure, panels = _panels(temperatures, height, is_same_scale=True)
+    if len(temperatures) > 1:
+        for axes, temperature in panels:
+            axes.set_title(f"temperature {temperature:g}")
+    return figure, panels
+
+
+def _panels(
+    values: Sequence[Value], height: float, columns: int | None = None, is_same_scale: bool = False
+) -> tuple[Figure, list[tuple[Axes, Value]]]:
+    """A figure with a panel for each value, ``columns`` of them beside one another; ``height`` of a row in inches."""
+    from matplotlib.figure import Figure  # not pyplot, which keeps figures and looks for a screen
+
+    columns = columns or len(values)
+    rows = -(-len(values) // columns)
+    figure = Figure(figsize=(_WIDTH, height * rows))
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharey=is_same_scale).flat)
+    for unused in grid[len(values) :]:
+        unused.set_visible(False)
+    return figure, list(zip(grid, values, strict=False))
+
+
+def _svg(figure: Figure, title: str) -> str:
+    """The figure as an element of a page."""
+    written = io.StringIO()
+    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = written.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names that nothing refers to, and that every figure has
+    for size in ("width", "height"):
+        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    for colour, name in _VARIABLES.items():
+        svg = svg.replace(colour, f"var(--{name})")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
