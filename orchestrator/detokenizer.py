@@ -30,12 +30,16 @@ class Detokenizer:
     Args:
         tokenizer: of the model.
         hidden: token ids that give no text: special tokens, end tokens.
+        known: bytes of the tokens met so far, kept by the caller for the next completion.
     """
 
-    def __init__(self, tokenizer: FastTokenizer, hidden: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: FastTokenizer, hidden: Collection[int], known: dict[int, bytes] | None = None
+    ) -> None:
         self._hidden = hidden
+        known = {} if known is None else known
         is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        self._text: _Decoder = _ByteDecoder(tokenizer) if is_byte_level else _WindowDecoder(tokenizer)
+        self._text: _Decoder = _ByteDecoder(tokenizer, known) if is_byte_level else _WindowDecoder(tokenizer)
 
     def push(self, token_id: int) -> str:
         """Takes the next token; returns the text that became final, often that of the token before.
@@ -58,13 +62,16 @@ class _Decoder(Protocol):
 class _ByteDecoder:
     """For byte-level BPE."""
 
-    def __init__(self, tokenizer: FastTokenizer) -> None:
+    def __init__(self, tokenizer: FastTokenizer, known: dict[int, bytes]) -> None:
         self._tokenizer = tokenizer
+        self._known = known
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        piece = self._tokenizer.id_to_token(token_id)
-        return "" if piece is None else self._utf8.decode(_bytes_of(piece))
+        if (data := self._known.get(token_id)) is None:
+            piece = self._tokenizer.id_to_token(token_id)
+            data = self._known[token_id] = b"" if piece is None else _bytes_of(piece)
+        return self._utf8.decode(data)
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

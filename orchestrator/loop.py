@@ -5,7 +5,8 @@
     target                        ▐ verify, prefill  ▌
 
 The critical path of a round is draft, target, two hops and ``accept``; text is detokenised and sent,
-and the next batch planned, while a worker is busy.
+and the next batch planned, while a worker is busy. Sending text to hundreds of clients takes longer than
+a draft step, so it is done a few rows at a time: an answer that comes meanwhile waits for those few only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from orchestrator.core.drafting import DraftPlan
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 TargetStream = WorkerStream[TargetStep, TargetResult]
 DraftStream = WorkerStream[DraftStep, DraftResult]
 DraftReplies = dict[str, asyncio.Future[Reply[DraftResult]]]
+
+EMIT_ROWS = 8
+"""Rows whose text is sent before anything else has its turn."""
 
 
 class RoundClock:
@@ -85,7 +90,8 @@ class Loop:
         self._draft_timeout_s = draft_timeout_s
         self._target_timeout_s = target_timeout_s
         self._outputs: dict[Request, Output] = {}
-        self._runs: list[tuple[Run, RoundTimes]] = []  # accepted, not yet emitted
+        self._runs: deque[tuple[Run, RoundTimes]] = deque()  # accepted, not yet emitted
+        self._may_emit = asyncio.Event()
         self._wake = asyncio.Event()
         self._given_up: UnavailableError | None = None
         self._giving_up: asyncio.TimerHandle | None = None
@@ -142,9 +148,16 @@ class Loop:
 
     async def run(self) -> None:
         """Runs rounds for ever; a bug in one fails the requests it held, not the service."""
+        emitting = asyncio.create_task(self._emit_runs(), name="emit")
+        try:
+            await self._run_rounds()
+        finally:
+            emitting.cancel()
+
+    async def _run_rounds(self) -> None:
         while True:
             if not self.scheduler.has_work:
-                self._emit()
+                self._may_emit.set()
                 self._wake.clear()
                 await self._wake.wait()
                 self._round_began = time.perf_counter()
@@ -163,7 +176,7 @@ class Loop:
         drafts = self.scheduler.plan_proposals()
         sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
         if replies:
-            self._emit()
+            self._may_emit.set()
         if target is None or self.target is not target:
             return
         plan = self.scheduler.plan_target(drafts)
@@ -173,8 +186,8 @@ class Loop:
             return
         self._note_scheduled(batch)
         sent_at, reply = time.perf_counter(), await target.submit(batch.step)
+        self._may_emit.set()
         await self._send(self.scheduler.plan_catch_up())
-        self._emit()
         try:
             verified = await reply
             clock.verified(sent_at, verified)
@@ -189,7 +202,8 @@ class Loop:
     async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> DraftReplies:
         # Chosen before the first await: a replica that is lost and opened again has other pages.
         streams = [(name, self.drafts[name], plan.step) for name, plan in plans.items()]
-        return {name: await stream.submit(step, timeout_s) for name, stream, step in streams}
+        replies = await asyncio.gather(*(stream.submit(step, timeout_s) for _, stream, step in streams))
+        return dict(zip(plans, replies, strict=True))
 
     async def _collect(
         self,
@@ -217,21 +231,28 @@ class Loop:
 
     # Outputs
 
-    def _emit(self) -> None:
-        """Turns accepted tokens into text for the clients; ends requests whose stop text has come."""
-        runs, self._runs = self._runs, []
-        for run, times in runs:
-            output = self._outputs.get(run.request)
-            if output is None:
-                continue  # the client left, or a stop text came earlier
-            try:
-                ended = output.push(run, times)
-            except Exception as error:
-                log.exception("request %s: its output failed", run.request.id)
-                self._fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
-                continue
-            if ended:
-                self.cancel(run.request)
+    async def _emit_runs(self) -> None:
+        while True:
+            await self._may_emit.wait()
+            for _ in range(min(EMIT_ROWS, len(self._runs))):
+                self._emit(*self._runs.popleft())
+            if not self._runs:
+                self._may_emit.clear()
+            await asyncio.sleep(0)
+
+    def _emit(self, run: Run, times: RoundTimes) -> None:
+        """Turns accepted tokens into text for the client; ends the request if its stop text has come."""
+        output = self._outputs.get(run.request)
+        if output is None:
+            return  # the client left, or a stop text came earlier
+        try:
+            ended = output.push(run, times)
+        except Exception as error:
+            log.exception("request %s: its output failed", run.request.id)
+            self._fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
+            return
+        if ended:
+            self.cancel(run.request)
 
     def _note_scheduled(self, batch: TargetBatch) -> None:
         for row in batch.rows:
@@ -248,7 +269,7 @@ class Loop:
         """Ends every request with an error."""
         for request in list(self._outputs):
             self._fail(request, error)
-        self._runs = []
+        self._runs.clear()
 
     def _give_up(self, reason: PilotfishError) -> None:
         self._given_up = UnavailableError(f"the target has been away for {self._target_timeout_s:g} s ({reason})")
@@ -257,7 +278,8 @@ class Loop:
 
     async def _start_afresh(self, error: PilotfishError) -> None:
         """Ends everything without trusting what is left of the state; the links open new streams."""
-        outputs, self._outputs, self._runs = self._outputs, {}, []
+        outputs, self._outputs = self._outputs, {}
+        self._runs.clear()
         for output in outputs.values():
             output.fail(error)
         self.scheduler.clear()

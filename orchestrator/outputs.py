@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason, StopScanner
@@ -15,8 +16,7 @@ from orchestrator.usage import RoundTimes, Usage, UsageMeter
 from pilotfish.errors import PilotfishError
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What one round added; fields as in generation.proto, the lists parallel."""
 
     token_texts: tuple[str, ...]

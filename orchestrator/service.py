@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -121,7 +122,7 @@ def _response(event: Piece | Finished) -> pb.GenerateResponse:
         piece=pb.Piece(
             token_texts=event.token_texts,
             token_ids=event.token_ids,
-            kinds=[int(kind) for kind in event.kinds],  # type: ignore[misc]
+            kinds=event.kinds,  # type: ignore[arg-type]
             drafted=event.drafted,
             times=_times(event.times),
         )
@@ -133,5 +134,7 @@ def _usage(usage: Usage) -> pb.Usage:
     return pb.Usage(**values)
 
 
+@lru_cache(maxsize=4)
 def _times(times: RoundTimes) -> pb.RoundTimes:
+    """One message for all the rows of a round."""
     return pb.RoundTimes(**asdict(times))

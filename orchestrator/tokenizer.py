@@ -43,6 +43,7 @@ class Tokenizer:
         """Tokens that end a completion, as the model says; may be empty."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         self._hidden = self.eos_token_ids | {token_id for token_id, token in added if token.special}
+        self._token_bytes: dict[int, bytes] = {}
 
     @cached_property
     def hash(self) -> str:
@@ -74,7 +75,7 @@ class Tokenizer:
 
     def detokenizer(self, hidden: Collection[int] = ()) -> Detokenizer:
         """A fresh detokenizer for one completion; neither special and end tokens nor ``hidden`` give text."""
-        return Detokenizer(self._tokenizer, self._hidden | frozenset(hidden))
+        return Detokenizer(self._tokenizer, self._hidden | frozenset(hidden), self._token_bytes)
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:

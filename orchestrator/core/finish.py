@@ -68,6 +68,8 @@ class StopScanner:
         """
         if self._is_stopped:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         if (start := self._first_stop(text)) is not None:
             self._is_stopped, self._held = True, ""
