@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic_settings import SettingsConfigDict
 
+from pilotfish import openmp
 from pilotfish.errors import PilotfishError
 from pilotfish.rpc.server import AddServices, run
 from pilotfish.runtime.worker_config import WorkerConfig
@@ -39,8 +39,7 @@ class TargetConfig(WorkerConfig):
 
 def main(argv: list[str]) -> None:
     """Serves until SIGINT or SIGTERM; a start that fails prints why and exits with status 2."""
-    # Idle OpenMP threads that spin would take the cores of the draft beside this process.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    openmp.configure()
     config = load(TargetConfig, argv, PROG)
     try:
         run(serve(config))
@@ -72,10 +71,10 @@ def _engine(config: TargetConfig) -> Engine:
         from target_svc.simulated import create_simulated
 
         return create_simulated(config, config.simulate)
-    from pilotfish.runtime.loading import load_model
+    from pilotfish.runtime.loading import load_worker_model
     from target_svc.engine import TargetEngine
 
-    model = load_model(config.model, dtype=config.dtype, device=config.device, layers=config.layers, name=config.name)
+    model = load_worker_model(config, config.model)
     return TargetEngine(
         model,
         pages=config.pages,

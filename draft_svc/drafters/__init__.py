@@ -65,11 +65,11 @@ class Drafter(ABC):
 
 def _model(config: DraftConfig) -> Drafter:
     from draft_svc.drafters.model import ModelDrafter
-    from pilotfish.runtime.loading import load_model
+    from pilotfish.runtime.loading import load_worker_model
 
     if config.model is None:
         raise InvalidArgumentError("model is missing; the drafter `model` needs --model FOLDER")
-    model = load_model(config.model, dtype=config.dtype, device=config.device, layers=config.layers, name=config.name)
+    model = load_worker_model(config, config.model)
     return ModelDrafter(model, pages=config.pages, page_size=config.page_size, max_len=config.max_len)
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pilotfish.runtime.quantization import QuantizedLinear
+
 _ROWS_EXPECTED = 8  # what oneDNN chooses the arrangement for; larger batches lose nothing by it
 
 
@@ -24,13 +26,16 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_linear(weight: Tensor, bias: Tensor | None, *, quantized: bool = False) -> Linear:
     """The fastest form for the weight's device and dtype.
 
     Args:
         weight: [out, in]; a packed form is a copy, so the caller should not hold on to it.
         bias: [out], or None.
+        quantized: round the weights to int8.
     """
+    if quantized:
+        return QuantizedLinear(weight, bias)
     if weight.device.type == "cpu" and can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)

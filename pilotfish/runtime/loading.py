@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.models.decoder import Decoder
+from pilotfish.runtime.models.native_decoder import NativeDecoder, why_not_native
+from pilotfish.runtime.models.torch_decoder import TorchDecoder
+from pilotfish.runtime.quantization import GROUP
 from pilotfish.runtime.weights import load_weights, weights_hash
+from pilotfish.runtime.worker_config import WorkerConfig
 from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,7 +38,14 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, *, dtype: str = "auto", device: str = "auto", layers: int | None = None, name: str | None = None
+    folder: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    layers: int | None = None,
+    quantize: str = "none",
+    kernels: str = "auto",
+    name: str | None = None,
 ) -> LoadedModel:
     """Loads a Hugging Face model folder.
 
@@ -42,6 +54,8 @@ def load_model(
         dtype: float32, bfloat16, float16, or auto: float32 on the CPU and bfloat16 elsewhere.
         device: as torch names it, or auto: the first GPU if there is one, else the CPU.
         layers: use only the first so many layers; None for all.
+        quantize: none, or int8: another model, nearly the same, half or a quarter of the size.
+        kernels: native, torch, or auto: native where that can be.
         name: what to call the model; None for the folder's name.
 
     Raises:
@@ -52,13 +66,42 @@ def load_model(
     config = ModelConfig.from_folder(folder).with_layers(layers)
     tokenizer = tokenizer_hash(folder)
     weights = load_weights(folder, config, resolve_dtype(dtype, where), where)
+    decoder = _create_decoder(config, weights, quantize, kernels)
+    suffix = "" if quantize == "none" else f":{quantize}"
     return LoadedModel(
-        model_id=name or folder.resolve().name,
-        decoder=Decoder(config, weights),
-        weights_hash=weights_hash(folder, layers),
+        model_id=name or folder.resolve().name + suffix,
+        decoder=decoder,
+        weights_hash=weights_hash(folder, layers, quantize),
         tokenizer_hash=tokenizer,
         tokenizer_vocab_size=tokenizer_vocab_size(folder),
     )
+
+
+def load_worker_model(config: WorkerConfig, folder: Path) -> LoadedModel:
+    """``load_model`` as a worker is configured."""
+    return load_model(
+        folder,
+        dtype=config.dtype,
+        device=config.device,
+        layers=config.layers,
+        quantize=config.quantize,
+        kernels=config.kernels,
+        name=config.name,
+    )
+
+
+def _create_decoder(config: ModelConfig, weights: dict[str, Tensor], quantize: str, kernels: str) -> Decoder:
+    embeddings, quantized = weights["model.embed_tokens.weight"], quantize != "none"
+    widths = (config.hidden_size, config.intermediate_size, config.heads * config.head_dim)
+    if quantized and any(width % GROUP for width in widths):
+        raise InvalidArgumentError(f"quantize is {quantize!r}; it needs widths in multiples of {GROUP}, not {widths}")
+    if kernels != "torch":
+        reason = why_not_native(config, embeddings.dtype, embeddings.device)
+        if reason is None:
+            return NativeDecoder(config, weights, quantized=quantized)
+        if kernels == "native":
+            raise InvalidArgumentError(f"kernels is native; {reason}")
+    return TorchDecoder(config, weights, quantized=quantized)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pilotfish.runtime.attention import AttentionShape, create_attention
 from pilotfish.runtime.batch import build_batch
 from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.loading import LoadedModel
@@ -21,7 +20,6 @@ class PagedModel:
         pages: pages of the cache.
         page_size: slots per page.
         features: states stored beside every slot, by the names of types.proto.
-        attention: name of the backend.
     """
 
     def __init__(
@@ -31,22 +29,19 @@ class PagedModel:
         pages: int,
         page_size: int = 16,
         features: tuple[str, ...] = (),
-        attention: str = "torch",
     ) -> None:
-        config = model.config
         self.decoder: Decoder = model.decoder
         self.features = features
         self.feature_width = self.decoder.feature_width(features)
         self.cache = KVCache(
-            config,
+            model.config,
             pages=pages,
             page_size=page_size,
             dtype=self.decoder.dtype,
             device=self.decoder.device,
             feature_width=self.feature_width,
         )
-        shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, page_size)
-        self._attention = create_attention(attention, shape, self.decoder.dtype, self.decoder.device)
+        self._attention = self.decoder.create_attention(page_size)
 
     @property
     def device(self) -> torch.device:

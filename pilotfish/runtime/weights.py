@@ -114,14 +114,16 @@ def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     return dict(sorted(files.items()))
 
 
-def weights_hash(folder: Path, layers: int | None = None) -> str:
+def weights_hash(folder: Path, layers: int | None = None, quantize: str = "none") -> str:
     """SHA-256 in hex over the configuration, all tensor headers and a sample of every file's bytes.
 
     Args:
         folder: a Hugging Face model folder.
         layers: how many of the first layers are used; None for all. Another number is another model.
+        quantize: how the weights are rounded once read. Another way is another model.
     """
-    digest = hashlib.sha256(json.dumps([read_json(folder, "config.json"), layers], sort_keys=True).encode())
+    how = [read_json(folder, "config.json"), layers, quantize]
+    digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode())
     for path in checkpoint_files(folder):
         with _open(path) as file:
             header = [(n, (t := file.get_slice(n)).get_dtype(), t.get_shape()) for n in sorted(file.keys())]

@@ -29,6 +29,12 @@ class WorkerConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and cache. float32 is exact and slow; auto is float32 on the CPU, bfloat16 on a GPU."""
 
+    quantize: Literal["none", "int8"] = "none"
+    """Round the weights once read. int8 is another model, nearly the same: a quarter of float32's size and time."""
+
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """What runs the model on a CPU: fused kernels, compiled on first use, or torch; auto takes what works."""
+
     layers: int | None = Field(None, ge=1)
     """Use only the first so many layers of the checkpoint; default: all."""
 

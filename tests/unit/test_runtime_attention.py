@@ -13,6 +13,8 @@ from torch import Tensor
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.attention import AttentionShape, create_attention, torch_backend
 from pilotfish.runtime.batch import build_batch
+from pilotfish.runtime.native.attention import NativeAttention
+from pilotfish.runtime.native.library import is_available
 
 CPU = torch.device("cpu")
 
@@ -39,10 +41,11 @@ def naive(rows: list[Row], q: Tensor, kv: Tensor, page_size: int) -> Tensor:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[AttentionShape, list[Row]]:
+def cases(draw: st.DrawFn, head_dims: tuple[int, ...] = (8,)) -> tuple[AttentionShape, list[Row]]:
     page_size = draw(st.sampled_from([1, 4, 16]))
     kv_heads = draw(st.sampled_from([1, 2]))
-    shape = AttentionShape(kv_heads * draw(st.sampled_from([1, 3])), kv_heads, 8, page_size)
+    head_dim = draw(st.sampled_from(head_dims))
+    shape = AttentionShape(kv_heads * draw(st.sampled_from([1, 3])), kv_heads, head_dim, page_size)
     sizes = [(draw(st.integers(0, 60)), draw(st.integers(1, 40))) for _ in range(draw(st.integers(1, 5)))]
     pages = list(range(sum(-(-(start + n) // page_size) for start, n in sizes)))
     draw(st.randoms(use_true_random=False)).shuffle(pages)
@@ -104,6 +107,20 @@ def test_a_row_is_not_touched_by_what_stands_beside_it() -> None:
     noisy[1, :, 3] = -1e4
     both = run(shape, [row, other], q, noisy)
     torch.testing.assert_close(both[:2], alone, atol=1e-5, rtol=0)
+
+
+@given(case=cases(head_dims=(16, 32, 80)), is_half=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_kernels_equal_the_naive_loop(case: tuple[AttentionShape, list[Row]], is_half: bool) -> None:
+    if not is_available():
+        pytest.skip("no C++ compiler here")
+    shape, rows = case
+    q, kv = tensors(shape, rows)
+    kv = kv.bfloat16() if is_half else kv
+    attention = NativeAttention(shape, kv.dtype)
+    batch = build_batch(token_rows(*rows), shape.page_size, CPU)
+    attention.plan(batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len, batch.trees)
+    torch.testing.assert_close(attention.run(q, kv).double(), naive(rows, q, kv, shape.page_size), atol=2e-5, rtol=0)
 
 
 def test_short_rows_are_not_padded_to_a_long_chunk_beside_them() -> None:

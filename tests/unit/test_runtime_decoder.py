@@ -55,8 +55,10 @@ PROMPT = np.random.default_rng(0).integers(4, 280, 200).tolist()
 FEATURES = ("hidden.0", "hidden.1", "final")
 
 
-def paged(folder: Path, *, pages: int = 40, page_size: int = 16, features: tuple[str, ...] = ()) -> PagedModel:
-    model = load_model(folder, dtype="float32", device="cpu")
+def paged(
+    folder: Path, *, pages: int = 40, page_size: int = 16, features: tuple[str, ...] = (), kernels: str = "auto"
+) -> PagedModel:
+    model = load_model(folder, dtype="float32", device="cpu", kernels=kernels)
     return PagedModel(model, pages=pages, page_size=page_size, features=features)
 
 
@@ -72,10 +74,11 @@ def reference(folder: Path, tokens: list[int]) -> tuple[Tensor, tuple[Tensor, ..
     return answer.logits[0], tuple(state[0] for state in answer.hidden_states)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_hidden_states_equal_those_of_hugging_face(case: str, tmp_path: Path) -> None:
+def test_logits_and_hidden_states_equal_those_of_hugging_face(case: str, kernels: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", case.split()[0], **CASES[case])
-    model = paged(folder, features=FEATURES)
+    model = paged(folder, features=FEATURES, kernels=kernels)
     pages = list(range(20, 33))
     logits = all_logits(model, Row(PROMPT, 0, pages))
     wanted, states = reference(folder, PROMPT)
@@ -102,14 +105,15 @@ def test_first_layers_only_equal_the_hidden_state_after_them(model_folder: Calla
     torch.testing.assert_close(model.cache.read_features(torch.arange(20)), states[1], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_chunks_on_scattered_pages_in_mixed_batches_equal_one_pass(
-    data: st.DataObject, model_folder: Callable[..., Path]
+    data: st.DataObject, kernels: str, model_folder: Callable[..., Path]
 ) -> None:
     """Three rows advance by random chunks, each step batching a random set of them."""
     page_size = data.draw(st.sampled_from([1, 3, 16]))
-    model = paged(model_folder(), pages=600 // page_size + 6, page_size=page_size)
+    model = paged(model_folder(), pages=600 // page_size + 6, page_size=page_size, kernels=kernels)
     lengths = data.draw(st.lists(st.integers(1, 180), min_size=3, max_size=3))
     rows = [PROMPT[i : i + n] for i, n in enumerate(lengths)]
     order = data.draw(st.randoms(use_true_random=False)).sample(range(600 // page_size + 6), 600 // page_size + 6)
@@ -148,13 +152,14 @@ def trees(draw: st.DrawFn) -> list[int]:
     return [-1, *(draw(st.integers(-1, i - 1)) for i in range(1, draw(st.integers(2, 12))))]
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @given(parents=trees(), start=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_node_of_a_tree_sees_what_its_own_chain_would_show(
-    parents: list[int], start: int, seed: int, model_folder: Callable[..., Path]
+    parents: list[int], start: int, seed: int, kernels: str, model_folder: Callable[..., Path]
 ) -> None:
     tokens = np.random.default_rng(seed).integers(4, 280, len(parents)).tolist()
-    model = paged(model_folder())
+    model = paged(model_folder(), kernels=kernels)
     prefix, pages = PROMPT[:start], [7, 3, 9, 30]
     if start:
         all_logits(model, Row(prefix, 0, pages))

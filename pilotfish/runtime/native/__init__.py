@@ -1,0 +1,1 @@
+"""Fused CPU kernels, compiled on first use: decoder layers several times faster than torch's small operators."""
