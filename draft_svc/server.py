@@ -60,6 +60,7 @@ def make_service(config: DraftConfig, thread: ModelThread) -> tuple[AddServices,
     from draft_svc.drafters import create_drafter
     from draft_svc.engine import DraftEngine
     from draft_svc.service import DraftServicer
+    from pilotfish.runtime.warm_up import warm_up_draft
 
     engine = DraftEngine(
         create_drafter(config),
@@ -67,5 +68,6 @@ def make_service(config: DraftConfig, thread: ModelThread) -> tuple[AddServices,
         page_size=config.page_size,
         max_step_tokens=config.max_step_tokens,
     )
+    thread.submit(warm_up_draft, engine, engine.kinds)
     servicer = DraftServicer(engine, thread)
     return lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server), servicer.streams

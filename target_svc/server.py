@@ -60,9 +60,12 @@ def make_service(
     config: TargetConfig, thread: ModelThread
 ) -> tuple[AddServices, StepStreams[TargetStep, TargetResult]]:
     """Loads the model; gives what registers the service, and its streams."""
+    from pilotfish.runtime.warm_up import warm_up_target
     from target_svc.service import TargetServicer
 
-    servicer = TargetServicer(_engine(config), thread)
+    engine = _engine(config)
+    thread.submit(warm_up_target, engine)
+    servicer = TargetServicer(engine, thread)
     return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server), servicer.streams
 
 

@@ -28,6 +28,7 @@ async def serve_worker(config: WorkerConfig, name: str, service: str, make: Make
     server, thread = Server(config.listen, service), ModelThread()
     try:
         add, streams = make(thread)
+        await thread.call(lambda: None)  # everything that loading has asked of the thread is done
         server.add(add)
         await serve_until_signal(server, name, before_stop=streams.stop)
     finally:

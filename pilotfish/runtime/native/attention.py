@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pilotfish.runtime.attention import Attention, AttentionShape
-from pilotfish.runtime.batch import Bools, Longs
 from pilotfish.runtime.native.library import FLOAT_KINDS, Shape, Step, library
+from pilotfish.runtime.slots import Bools, Longs
 from pilotfish.steps import Ints
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)  # that kernels.cpp is compiled for
