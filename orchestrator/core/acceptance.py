@@ -65,10 +65,6 @@ class Verdict(NamedTuple):
     kind: TokenKind
 
 
-_PATHS = [tuple(range(length)) for length in range(1025)]
-"""Paths along chains; nobody asks for longer ones."""
-
-
 class Chance(Protocol):
     """Where a rule gets its randomness from, so that tests can enumerate every outcome."""
 
@@ -131,25 +127,6 @@ def match(proposal: Proposal, outputs: Outputs) -> Verdict:
         if child is None:
             return Verdict(tuple(path), token, TokenKind.RECOVERED if children[at] else TokenKind.BONUS)
         path.append(child)
-
-
-def match_chains(proposals: Sequence[Proposal], draws: Ints) -> list[Verdict]:
-    """``match`` of many chains at once, in a tenth of the time.
-
-    Args:
-        proposals: chains, or empty.
-        draws: of the target, at the root and the nodes of one proposal after the other.
-    """
-    verdicts, drawn, begin = [], draws.tolist(), 0
-    for proposal in proposals:
-        token_ids, kept = proposal.token_ids.tolist(), 0
-        end = begin + len(token_ids)
-        while begin < end and token_ids[kept] == drawn[begin]:
-            kept, begin = kept + 1, begin + 1
-        kind = TokenKind.BONUS if begin == end else TokenKind.RECOVERED
-        verdicts.append(Verdict(_PATHS[kept], drawn[begin], kind))
-        begin = end + 1
-    return verdicts
 
 
 def ratio(proposal: Proposal, outputs: Outputs, chance: Chance) -> Verdict:

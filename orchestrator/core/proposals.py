@@ -135,11 +135,11 @@ def proposals_from(
     layout.validate_kinds(counts, sampled)
     ends = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))[layout.group_bounds].tolist()
     nodes, groups = layout.node_bounds.tolist(), layout.group_bounds.tolist()
-    ids, proposals = result.supports.token_ids, []
+    ids, is_chains, proposals = result.supports.token_ids, layout.is_chains, []
     for row in range(layout.rows):
         own, group, support = (slice(b[row], b[row + 1]) for b in (nodes, groups, ends))
         supports = Supports(counts[group], ids[support])
-        proposals.append(Proposal(result.token_ids[own], layout.parents[own], supports, q[support]))
+        proposals.append(Proposal(result.token_ids[own], layout.parents[own], supports, q[support], is_chains))
     return proposals
 
 
@@ -188,6 +188,11 @@ class _Layout:
         require(length == nodes, "length of parents", length, f"must be 0 or {nodes}")
 
     @property
+    def is_chains(self) -> bool | None:
+        """True if every row is a chain; None if that is for each to find out."""
+        return bool((self.parents == self.within - 1).all()) or None
+
+    @property
     def parent_groups(self) -> npt.NDArray[np.int64]:
         """Support group from which each node was drawn, i64[nodes]."""
         groups: npt.NDArray[np.int64] = self.group_bounds[self.row_of_node] + self.parents + 1
@@ -198,7 +203,7 @@ class _Layout:
         parents, within = self.parents, self.within
         _require_each((parents >= ROOT) & (parents < within), "parents", parents, within, "must be in [-1, {})")
         limits = self._lengths[self.row_of_node]
-        if bool((parents == within - 1).all()):
+        if self.is_chains:
             _require_each(within < limits, "depth of node", within + 1, limits, "at most {} were asked for")
             return
         require(not self._is_chain, "parents", "a tree", "a chain was asked for")

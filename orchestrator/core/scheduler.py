@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept, match_chains
+from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept
 from orchestrator.core.batches import RowPart, sampling_rows, token_rows
+from orchestrator.core.chains import match_chains, ratio_chains
 from orchestrator.core.drafting import Drafting, DraftPlan
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
@@ -375,11 +376,13 @@ class Scheduler:
 
 def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> list[Verdict]:
     """What stays of each row's proposal."""
-    proposals = [row.proposal for row in rows]
+    proposals, requests = [row.proposal for row in rows], [row.request for row in rows]
     if all(map(_is_plain, rows)):
         return match_chains(proposals, plain_draws(result, proposals, vocab_size))
     outputs = outputs_from(result, proposals, vocab_size)
-    requests = [row.request for row in rows]
+    if all(row.proposal.is_chain and row.request.params.rule is Rule.RATIO for row in rows):
+        seeds, rounds = [request.params.seed for request in requests], [request.round_index for request in requests]
+        return ratio_chains(proposals, outputs, seeds, rounds)
     return [
         accept(request.params.rule, proposal, output, NoiseChance(request.params.seed, request.round_index))
         for request, proposal, output in zip(requests, proposals, outputs, strict=True)
@@ -389,9 +392,8 @@ def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> li
 def _is_plain(row: RowPlan) -> bool:
     """Whether the target's draws alone decide, along a chain."""
     proposal = row.proposal
-    return proposal is EMPTY or (
-        proposal.is_chain and not proposal.is_sampled and row.request.params.rule is Rule.MATCH
-    )
+    is_matched = proposal.is_chain and not proposal.is_sampled and row.request.params.rule is Rule.MATCH
+    return is_matched or not len(proposal.token_ids)
 
 
 def _cache(request: Request) -> RowCache:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.acceptance import TokenKind, match, match_chains
+from orchestrator.core.acceptance import TokenKind, match
+from orchestrator.core.chains import match_chains
 from orchestrator.core.proposals import Outputs, Proposal
 from pilotfish.noise import Purpose, key, uniform
 from tests.paper.enumeration import (

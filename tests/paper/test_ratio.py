@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from orchestrator.core import acceptance
-from orchestrator.core.acceptance import ratio
+from orchestrator.core.acceptance import NoiseChance, ratio
+from orchestrator.core.chains import ratio_chains
+from orchestrator.core.proposals import Outputs, Proposal
+from pilotfish.steps import Supports
 from tests.paper.enumeration import (
     CHAIN_1,
     CHAIN_2,
@@ -191,3 +194,31 @@ def test_the_checker_catches_a_deterministic_proposal_judged_as_if_sampled(monke
 
     monkeypatch.setattr(enumeration, "draw_tree", likeliest)
     assert max(error_of(ratio, Language(4, 3, seed), CHAIN_1) for seed in range(4)) > WRONG
+
+
+def random_row(rng: np.random.Generator) -> tuple[Proposal, Outputs]:
+    """A sampled chain of up to 4 tokens out of 12, and what the target says: like q, unlike it, or nothing outside."""
+    length, leaf = int(rng.integers(0, 5)), int(rng.integers(0, 3))
+    groups = [rng.choice(12, rng.integers(1, 6), replace=False) for _ in range(length)] + [np.arange(leaf)]
+    q = [rng.dirichlet(np.ones(len(group))) for group in groups[:-1]] + [np.full(leaf, 1 / max(leaf, 1))]
+    nodes = np.array([rng.choice(group) for group in groups[:-1]], np.int32)
+    p, tails, outside = [], [], []
+    for group, drawn_from in zip(groups, q, strict=True):
+        tail = 1.0 if not len(group) else float(rng.choice([0.0, 0.4, rng.random()]))
+        law = drawn_from if rng.random() < 0.3 else rng.dirichlet(np.ones(len(group))) if len(group) else drawn_from
+        p.append((1 - tail) * law)
+        tails.append(tail)
+        outside.append(int(rng.choice(np.setdiff1d(np.arange(12), group))) if tail else -1)
+    supports = Supports(np.array([len(group) for group in groups], np.int32), np.concatenate(groups).astype(np.int32))
+    proposal = Proposal(nodes, np.arange(-1, length - 1, dtype=np.int32), supports, np.concatenate(q))
+    return proposal, Outputs(np.array(outside, np.int32), np.array(tails), np.concatenate(p))
+
+
+def test_many_chains_at_once_are_judged_like_each_alone() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(300):
+        rows = [random_row(rng) for _ in range(rng.integers(1, 9))]
+        seeds, rounds = rng.integers(0, 2**63, len(rows)).tolist(), rng.integers(0, 99, len(rows)).tolist()
+        each = [ratio(*row, NoiseChance(*key)) for row, key in zip(rows, zip(seeds, rounds, strict=True), strict=True)]
+        assert ratio_chains([row[0] for row in rows], [row[1] for row in rows], seeds, rounds) == each
+    assert ratio_chains([], [], [], []) == []
