@@ -38,7 +38,7 @@ class Asked:
 class Defaults:
     """What the server does where a client says nothing."""
 
-    draft_length: int
+    draft_length: int | None  # None: chosen from round to round
     acceptance: Rule
     end_token_ids: frozenset[int]
     max_tokens: int = 64
@@ -74,8 +74,10 @@ def _rule(asked: Asked, defaults: Defaults) -> Rule:
     return Rule.MATCH if is_function_of_seed else defaults.acceptance
 
 
-def _draft_length(asked: Asked, defaults: Defaults) -> int:
-    length = _at_least("draft_length", asked.draft_length, defaults.draft_length, 0)
+def _draft_length(asked: Asked, defaults: Defaults) -> int | None:
+    if asked.draft_length is None:
+        return defaults.draft_length
+    length = _at_least("draft_length", asked.draft_length, 0, 0)
     require(length <= MAX_DRAFT_LENGTH, "draft_length", length, f"must be at most {MAX_DRAFT_LENGTH}")
     return length
 

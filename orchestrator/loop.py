@@ -49,14 +49,21 @@ class RoundClock:
     def __init__(self, begin: float) -> None:
         self._begin = begin
         self._waited = 0.0
+        self.draft_seconds = 0.0
         self._target_us = 0
         self._draft_us = 0
 
-    def drafted(self, sent_at: float, replies: list[Reply[DraftResult]]) -> None:
-        """Counts a proposal step; the slowest replica is the one that was waited for."""
-        if replies:
-            self._waited += max(reply.arrived_at for reply in replies) - sent_at
-            self._draft_us = max(reply.result.compute_us for reply in replies)
+    def drafted(self, sent_at: float, replies: list[Reply[DraftResult]], given_up_at: float) -> None:
+        """Counts a proposal step; the slowest replica is the one that was waited for.
+
+        Args:
+            sent_at: when it was sent.
+            replies: that came.
+            given_up_at: when the last that did not come was given up; ``sent_at`` if all came.
+        """
+        self.draft_seconds = max([given_up_at, *(reply.arrived_at for reply in replies)]) - sent_at
+        self._waited += self.draft_seconds
+        self._draft_us = max((reply.result.compute_us for reply in replies), default=0)
 
     def verified(self, sent_at: float, reply: Reply[TargetResult]) -> None:
         """Counts the target step."""
@@ -172,7 +179,8 @@ class Loop:
         """One round. Workers may come and go at every await: a target that is no longer ours ends it."""
         target, clock = self.target, RoundClock(self._round_began)
         for name, stream in self.drafts.items():
-            self.scheduler.drafting.replicas[name].is_late = stream.is_late
+            replica = self.scheduler.drafting.replicas[name]
+            replica.begin_round(is_late=stream.is_late, is_behind=stream.is_busy)
         drafts = self.scheduler.plan_proposals()
         sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
         if replies:
@@ -187,6 +195,7 @@ class Loop:
         self._note_scheduled(batch)
         sent_at, reply = time.perf_counter(), await target.submit(batch.step)
         self._may_emit.set()
+        self.scheduler.choose_draft_lengths()
         await self._send(self.scheduler.plan_catch_up())
         try:
             verified = await reply
@@ -196,6 +205,7 @@ class Loop:
             await _end(target, error)
             runs = []
         now = time.perf_counter()
+        self.scheduler.timed(batch, drafts, runs, now - self._round_began, clock.draft_seconds)
         times, self._round_began = clock.split(now), now
         self._runs += [(run, times) for run in runs]
 
@@ -215,18 +225,19 @@ class Loop:
     ) -> dict[str, Proposal]:
         """Waits for proposals until the deadline; rows of a replica without a sound answer get none."""
         proposals: dict[str, Proposal] = {}
-        arrived = []
+        arrived, given_up_at = [], sent_at
         for name, future in replies.items():
             try:
                 reply = await future
                 arrived.append(reply)
                 proposals |= drafts[name].proposals(reply.result, vocab_size)
             except DeadlineExceededError as error:
+                given_up_at = time.perf_counter()
                 log.warning("draft %s; its rows go on without proposals", error)
             except PilotfishError as error:
                 if name in self.drafts:
                     self.drafts[name].close(error)  # its link opens a new one
-        clock.drafted(sent_at, arrived)
+        clock.drafted(sent_at, arrived, given_up_at)
         return proposals
 
     # Outputs

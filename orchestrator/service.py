@@ -35,6 +35,7 @@ class ServerInfo:
     max_len: int
     vocab_size: int
     draft_length: int
+    adaptive_draft_length: bool
     draft_replica_count: int
     draft_model: str
     target_ready: bool

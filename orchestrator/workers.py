@@ -140,6 +140,11 @@ class WorkerStream(Generic[Step, Result]):
         """Whether the answer that is due next has missed its deadline."""
         return bool(self._pending) and self._pending[0][1].done()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it owes an answer."""
+        return bool(self._pending)
+
     async def submit(self, step: Step, timeout_s: float | None = None) -> asyncio.Future[Reply[Result]]:
         """Sends a step.
 

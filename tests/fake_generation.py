@@ -17,8 +17,8 @@ from pilotfish.v1 import generation_pb2_grpc
 
 KINDS = {"a": pb.TOKEN_KIND_ACCEPTED, "r": pb.TOKEN_KIND_RECOVERED, "b": pb.TOKEN_KIND_BONUS}
 INFO = pb.GetServerInfoResponse(
-    model="tiny", version="1", max_len=64, vocab_size=9, draft_length=4, draft_replica_count=1, draft_model="d",
-    target_ready=True,
+    model="tiny", version="1", max_len=64, vocab_size=9, draft_length=4, adaptive_draft_length=True,
+    draft_replica_count=1, draft_model="d", target_ready=True,
 )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from orchestrator.core.batches import RowPart, sampling_rows, token_rows
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
 from orchestrator.core.proposals import Proposal, proposals_from
-from orchestrator.core.requests import DraftPlace, Request, State
+from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
 from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, empty_ints
 
-PROPOSE_BEHIND = 32
-"""Most committed tokens that a proposal step brings; a row further behind catches up first."""
+FIRST_ALLOWANCE, LEAST_ALLOWANCE = 64, 16
+"""Tokens that a replica catches up beside a target step without prompts; see ``Replica.begin_round``."""
 
 
 @dataclass(slots=True)
@@ -35,9 +35,23 @@ class Replica:
     pool: PagePool
     is_late: bool = False
     """It missed a deadline and still owes the answer: it gets no steps until it has given it."""
+    is_behind: bool = False
+    """It has not yet done with its last catch-up step, so that a proposal step would wait for it."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Slot copies to send with its next step."""
     step_id: int = 0
+    caught_up: bool = False
+    """It was sent a catch-up step in the last round."""
+    allowance: int = FIRST_ALLOWANCE
+
+    def begin_round(self, *, is_late: bool, is_behind: bool) -> None:
+        """Says where it stands now.
+
+        A catch-up step is to end before the target's does: the allowance doubles when it did, and halves when not.
+        """
+        if self.caught_up:
+            self.allowance = max(LEAST_ALLOWANCE, self.allowance // 2) if is_behind else 2 * self.allowance
+        self.is_late, self.is_behind, self.caught_up = is_late, is_behind, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +116,7 @@ class Drafting:
         for request in rows:
             limit = request.draft_limit if request.state is State.RUNNING else 0
             place, nodes = self._place(request) if limit else None, max(limit, self._tree_nodes)
-            if place is None or _behind(request, place) or nodes > node_budget:
+            if place is None or request.draft_lag > PROPOSE_BEHIND or nodes > node_budget:
                 continue
             part = _part(request, place, request.length, limit, nodes)
             fits = part.end + nodes <= target.max_len and part.token_count <= budgets[place.replica]
@@ -112,13 +126,20 @@ class Drafting:
                 ready.setdefault(place.replica, []).append(part)
         return {name: self._plan(self.replicas[name], parts) for name, parts in ready.items()}
 
-    def plan_catch_up(self, rows: Iterable[Request]) -> dict[str, DraftPlan]:
-        """One step per replica with rows that are far behind, by replica name."""
+    def plan_catch_up(self, rows: Iterable[Request], beside: int = 0) -> dict[str, DraftPlan]:
+        """One step per replica with rows that are far behind, by replica name.
+
+        Args:
+            rows: scheduled.
+            beside: prompt tokens that the target prefills meanwhile; as many cost a replica no more.
+        """
         chunks: dict[str, list[_Part]] = {}
-        budgets = {name: min(self._max_catch_up, r.grant.max_step_tokens) for name, r in self.replicas.items()}
+        budgets = {name: self._catch_up_budget(replica, beside) for name, replica in self.replicas.items()}
         for request in rows:
+            if request.draft_length == 0 and request.draft_lag > PROPOSE_BEHIND:
+                request.drop_draft()  # others can use its pages, and what is still cached is found again
             place = self._place(request) if request.draft_limit > 0 else None
-            if place is None or not _behind(request, place):
+            if place is None or request.draft_lag <= PROPOSE_BEHIND:
                 continue
             known = min(request.length - 1, self.replicas[place.replica].grant.max_len)
             count = min(known - place.cache.length, budgets[place.replica])
@@ -126,6 +147,7 @@ class Drafting:
             if count > 0 and self._knows(part) and _reserve(place.cache, part.end):
                 budgets[place.replica] -= count
                 chunks.setdefault(place.replica, []).append(part)
+                self.replicas[place.replica].caught_up = True
         return {name: self._plan(self.replicas[name], parts) for name, parts in chunks.items()}
 
     def accepted(self, request: Request, proposal: Proposal, path: tuple[int, ...]) -> None:
@@ -162,6 +184,11 @@ class Drafting:
         request.draft = DraftPlace(replica.name, RowCache(replica.pool))
         request.draft.cache.attach(request.tokens[:-1])
         return request.draft
+
+    def _catch_up_budget(self, replica: Replica, beside: int) -> int:
+        if replica.is_behind:
+            return 0
+        return min(self._max_catch_up, replica.grant.max_step_tokens, replica.allowance + beside)
 
     def _knows(self, part: _Part) -> bool:
         """Whether the replica has all the tokens; it may lack ids that only the target's output layer pads."""
@@ -210,10 +237,6 @@ class _Part(NamedTuple):
 def _part(request: Request, place: DraftPlace, end: int, draft_length: int = 0, nodes: int = 0) -> _Part:
     """Begins where the replica stands, but at least one token is sent, again if need be."""
     return _Part(request, place, min(place.cache.length, end - 1), end, draft_length, nodes)
-
-
-def _behind(request: Request, place: DraftPlace) -> bool:
-    return request.length - place.cache.length > PROPOSE_BEHIND
 
 
 def _reserve(cache: RowCache, slots: int) -> bool:

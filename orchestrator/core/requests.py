@@ -15,10 +15,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.pages import RowCache
 from pilotfish.steps import DrawRule, Ints, ProposalKind
+
+MAX_ADAPTIVE_LENGTH = 16
+"""Most draft tokens of a row whose draft length is chosen by the server."""
+
+PROPOSE_BEHIND = 32
+"""Most committed tokens that a proposal step brings; a row further behind catches up first."""
 
 
 class State(Enum):
@@ -53,7 +60,7 @@ class Params:
     min_p: float = 0.0
     seed: int = 0
     rule: Rule = Rule.MATCH
-    draft_length: int = 0
+    draft_length: int | None = 0  # None: the server chooses, from round to round
     end_token_ids: frozenset[int] = frozenset()
 
     @property
@@ -89,6 +96,8 @@ class Request:
         draft: place in a draft replica's cache, if it has one.
         cached_tokens: prompt tokens found in the target's prefix cache when first scheduled.
         highest_token: largest id among its tokens.
+        draft_length: most draft tokens in its next round; the params' own, or as last chosen.
+        judged: how its draft tokens fared, decayed counts, f64[2, positions]; see ``survival``.
     """
 
     id: str
@@ -103,6 +112,8 @@ class Request:
     cached_tokens: int | None = None
     preemptions: int = 0
     highest_token: int = field(init=False)
+    draft_length: int = field(init=False)
+    judged: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, MAX_ADAPTIVE_LENGTH)))
     _buffer: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +121,7 @@ class Request:
         self._buffer[: len(self.prompt)] = self.prompt
         self.length = len(self.prompt)
         self.highest_token = int(self.prompt.max())
+        self.draft_length = self.params.draft_length or 0
 
     @property
     def tokens(self) -> Ints:
@@ -121,9 +133,19 @@ class Request:
         return self.length - len(self.prompt)
 
     @property
+    def draft_room(self) -> int:
+        """Most draft tokens that can be of use: the round's own token must still fit."""
+        return max(0, self.params.max_tokens - self.generated - 1)
+
+    @property
     def draft_limit(self) -> int:
-        """Draft tokens that can be of use: the round's own token must still fit."""
-        return max(0, min(self.params.draft_length, self.params.max_tokens - self.generated - 1))
+        """Draft tokens to ask for."""
+        return min(self.draft_length, self.draft_room)
+
+    @property
+    def draft_lag(self) -> int:
+        """Tokens that the row has and its draft replica has not cached."""
+        return self.length - (self.draft.cache.length if self.draft is not None else 0)
 
     def move(self, state: State) -> None:
         """Changes the state; an illegal move is a bug and raises ``RuntimeError``."""

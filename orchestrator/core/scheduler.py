@@ -5,8 +5,10 @@ Pure: events in (submit, finish, opened, lost), plans out. One round is
     drafts   = scheduler.plan_proposals()           sent to the replicas
     plan     = scheduler.plan_target(drafts)        while they draft
     batch    = scheduler.seal(plan, proposals)      sent to the target
+    scheduler.choose_draft_lengths()                while it verifies
     catch_up = scheduler.plan_catch_up()            sent to the replicas while it verifies
     runs     = scheduler.accept(batch, result)
+    scheduler.timed(...)                            what the round took, for draft lengths to come
 
 Continuous batching: rows join and leave at every round. Running rows come first, oldest first; what
 is left of the token budget goes to prefill chunks, and then to waiting requests. When pages run out
@@ -26,6 +28,7 @@ import numpy as np
 from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept
 from orchestrator.core.batches import RowPart, sampling_rows, token_rows
 from orchestrator.core.chains import match_chains, ratio_chains
+from orchestrator.core.draft_length import DraftLengths, Round
 from orchestrator.core.drafting import Drafting, DraftPlan
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
@@ -117,6 +120,19 @@ class Run(NamedTuple):
     reason: FinishReason | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A round that ended, and what it took."""
+
+    batch: TargetBatch
+    drafts: Mapping[str, DraftPlan]
+    caught_up: bool
+    was_behind: bool
+    runs: Sequence[Run]
+    seconds: float
+    draft_seconds: float
+
+
 class Scheduler:
     """Requests, the target's pages, and the batches made of them.
 
@@ -134,6 +150,11 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
+        self._lengths = DraftLengths()
+        self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
+        self._timed: list[_Timed] = []  # not yet learnt from
+        self._catches_up = self._was_behind = False
+        self._prefill_tokens = 0  # of the step under way
 
     # Events
 
@@ -196,11 +217,44 @@ class Scheduler:
     def plan_proposals(self) -> dict[str, DraftPlan]:
         """What each replica is to propose for the running rows, as far as the target's step has room."""
         assert self.target is not None
-        return self.drafting.plan_proposals(self.rows, self.target.grant)
+        plans = self.drafting.plan_proposals(self.rows, self.target.grant)
+        self._was_behind = any(self.drafting.replicas[name].is_behind for name in plans)
+        return plans
 
     def plan_catch_up(self) -> dict[str, DraftPlan]:
         """What each replica is to prefill while the target is busy."""
-        return self.drafting.plan_catch_up(self.rows)
+        plans = self.drafting.plan_catch_up(self.rows, self._prefill_tokens)
+        self._catches_up = bool(plans)
+        return plans
+
+    def choose_draft_lengths(self) -> None:
+        """Learns from the round before, and sets the draft length of each row that leaves it to the server."""
+        timed, self._timed = self._timed, []
+        for each in timed:
+            self._lengths.learn(_round(each))
+        usable = [replica for replica in self.drafting.replicas.values() if not replica.is_late]
+        drafters = {replica.grant.weights_hash for replica in usable}
+        if not drafters <= self._drafters:
+            self._lengths.forget_draft()
+            self._drafters = drafters
+        self._lengths.choose(self.rows, len(usable))
+
+    def timed(
+        self,
+        batch: TargetBatch,
+        drafts: Mapping[str, DraftPlan],
+        runs: Sequence[Run],
+        seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        """Notes what a round took; it is looked at when there is time.
+
+        Args:
+            batch, drafts, runs: of the round.
+            seconds: since the end of the round before.
+            draft_seconds: of those, waited for proposals.
+        """
+        self._timed.append(_Timed(batch, drafts, self._catches_up, self._was_behind, runs, seconds, draft_seconds))
 
     def plan_target(self, drafts: Mapping[str, DraftPlan]) -> TargetPlan:
         """Chooses rows and allocates pages for the worst case of the proposals asked for."""
@@ -225,6 +279,7 @@ class Scheduler:
         for row in rows:
             if row.room:
                 row.proposal = proposals.get(row.request.id, EMPTY)
+        self._prefill_tokens = sum(row.end - row.start for row in rows if not row.is_round)
         copies, self.target.copies = self.target.copies, []
         self.target.step_id += 1
         requests, tokens = [row.request for row in rows], token_rows([_part(row) for row in rows], copies)
@@ -404,7 +459,31 @@ def _cache(request: Request) -> RowCache:
 def _next_round_slots(request: Request) -> int:
     """Slots a row may need by the end of its next round, whatever this round accepts."""
     most = len(request.prompt) + request.params.max_tokens
-    return min(request.length + 2 * (1 + request.params.draft_length), most)
+    return min(request.length + 2 * (1 + request.draft_length), most)
+
+
+def _round(timed: _Timed) -> Round:
+    """A round as the choice of draft lengths sees it."""
+    lengths = [plan.step.draft_lengths for plan in timed.drafts.values()]
+    runs = [run for run in timed.runs if run.is_round]
+    judged = [run for run in runs if run.drafted]
+    kept = np.array([run.kinds.count(TokenKind.ACCEPTED) for run in judged], np.int64)
+    return Round(
+        seconds=timed.seconds,
+        draft_seconds=timed.draft_seconds,
+        rows=len(runs),
+        tokens=len(timed.batch.step.rows.token_ids),
+        committed=sum(len(run.token_ids) for run in runs),
+        depth=max((int(each.max()) for each in lengths), default=0),
+        drafted=sum(int(each.sum()) for each in lengths),
+        replicas=len(lengths),
+        has_prefill=not all(row.is_round for row in timed.batch.rows),
+        caught_up=timed.caught_up,
+        was_behind=timed.was_behind,
+        judged=[run.request for run in judged],
+        kept=kept,
+        spoken_on=kept + np.array([run.kinds[-1] is TokenKind.RECOVERED for run in judged], np.int64),
+    )
 
 
 def _nodes_asked(drafts: Mapping[str, DraftPlan]) -> dict[str, int]:

@@ -20,7 +20,8 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="S", help="Same seed
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop before this text; repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", metavar="", help="Go on after the model's own end token.")]
 DraftLength = Annotated[
-    int | None, typer.Option("--draft-length", metavar="K", help="Most draft tokens a round; 0: no draft.")
+    int | None,
+    typer.Option("--draft-length", metavar="K", help="Draft tokens a round; 0: none. Left out: the server's."),
 ]
 Acceptance = Annotated[
     Literal["match", "ratio", "block"] | None,

@@ -30,7 +30,7 @@ class Plan:
 
     target: Model
     draft: Model | None
-    draft_length: int
+    draft_length: str
     replicas: int
     dtype: str | None
     pages: int | None
@@ -53,7 +53,7 @@ class Plan:
     def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
         workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
         model = ["--model", str(self.target.folder), "--name", self.target.label]
-        length = ["--draft-length", str(self.draft_length)]
+        length = ["--draft-length", self.draft_length]
         return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *self._logging())
 
     def _worker(self, model: Model, threads: int) -> list[str]:

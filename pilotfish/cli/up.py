@@ -28,6 +28,12 @@ _GRACE_S = 10.0
 _COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
 
 
+def _checked_length(text: str) -> str:
+    if text != "auto" and not (text.isdecimal() and int(text) <= MAX_DRAFT_LENGTH):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 0 to {MAX_DRAFT_LENGTH}")
+    return text
+
+
 def up(
     target: Annotated[str, typer.Option(metavar="MODEL", help="Name, Hugging Face id or folder.")] = "smollm2",
     draft: Annotated[
@@ -41,8 +47,13 @@ def up(
         typer.Option(metavar="N", min=1, help="Draft with the first N layers. Left out: a quarter of the target's."),
     ] = None,
     draft_length: Annotated[
-        int, typer.Option(metavar="K", min=0, max=MAX_DRAFT_LENGTH, help="Most draft tokens a round.")
-    ] = 4,
+        str,
+        typer.Option(
+            metavar="auto|K",
+            callback=_checked_length,
+            help="Draft tokens a round, where a request names none. auto chooses by what pays; 0 never drafts.",
+        ),
+    ] = "auto",
     replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Draft processes.")] = 1,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of weights and activations. Left out: the services choose.")

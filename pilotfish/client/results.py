@@ -135,7 +135,9 @@ class ServerInfo:
     vocab_size: int
     """Rows of the model's output layer."""
     draft_length: int
-    """Draft tokens per round and row."""
+    """Most draft tokens per round of a request that names none; 0 without a draft."""
+    adaptive_draft_length: bool
+    """Whether the server chooses them from round to round, by what pays."""
     draft_replica_count: int
     """Draft replicas that answer now."""
     draft_model: str
@@ -202,6 +204,7 @@ def server_info_from_pb(info: pb.GetServerInfoResponse) -> ServerInfo:
         max_len=info.max_len,
         vocab_size=info.vocab_size,
         draft_length=info.draft_length,
+        adaptive_draft_length=info.adaptive_draft_length,
         draft_replica_count=info.draft_replica_count,
         draft_model=info.draft_model,
         target_ready=info.target_ready,

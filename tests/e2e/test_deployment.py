@@ -403,7 +403,8 @@ def test_a_draft_of_another_tokenizer_is_refused(tmp_path: Path, tiny_folder: Pa
 def test_server_info(running: tuple[Deployment, Client]) -> None:
     info = running[1].server_info()
     assert (info.model, info.max_len, info.vocab_size) == ("tiny", 512, 280)
-    assert (info.draft_model, info.draft_replica_count, info.draft_length) == ("tiny-draft", 1, 4)
+    assert (info.draft_model, info.draft_replica_count) == ("tiny-draft", 1)
+    assert (info.draft_length, info.adaptive_draft_length) == (4, False)
     assert info.target_ready
 
 

@@ -194,7 +194,7 @@ def test_a_message_that_cannot_be_sent_is_refused_by_its_place(kind: Kind, messa
 @both
 def test_server_info(kind: Kind) -> None:
     with serving(FakeGeneration()) as address:
-        assert kind.call(address, "server_info") == ServerInfo("tiny", "1", 64, 9, 4, 1, "d", True)
+        assert kind.call(address, "server_info") == ServerInfo("tiny", "1", 64, 9, 4, True, 1, "d", True)
 
 
 def test_pieces_arrive_while_the_server_still_works() -> None:

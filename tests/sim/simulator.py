@@ -93,7 +93,9 @@ class Simulator:
         del self.replicas[name]
         self.scheduler.drafting.lost(name, self.scheduler.rows)
 
-    def submit(self, name: str, prompt: list[int], max_tokens: int, draft_length: int, **options: object) -> Request:
+    def submit(
+        self, name: str, prompt: list[int], max_tokens: int, draft_length: int | None, **options: object
+    ) -> Request:
         params = Params(max_tokens=max_tokens, draft_length=draft_length, **options)  # type: ignore[arg-type]
         request = Request(name, np.array(prompt, np.int32), params)
         self.scheduler.submit(request)
@@ -112,18 +114,21 @@ class Simulator:
             return
         assert self.target is not None
         self.rounds += 1
+        began = self.now
         self._settle_owed()
         drafts = self.scheduler.plan_proposals()
         started = self.now
         proposals = {}
         for name, plan in drafts.items():
             proposals |= self._propose(name, plan, started)
+        draft_seconds = (self.now - started) / 1e6
         preempted = {name: request.preemptions for name, request in self.requests.items()}
         plan = self.scheduler.plan_target(drafts)
         preempted = {name for name, request in self.requests.items() if request.preemptions > preempted[name]}
         batch = self.scheduler.seal(plan, proposals)
         if batch is None:
             return
+        self.scheduler.choose_draft_lengths()
         catch_up = self.scheduler.plan_catch_up()
         for name, plan_ in catch_up.items():
             self._run_draft(name, plan_, self.now)
@@ -131,6 +136,7 @@ class Simulator:
         before = self.now
         self.now += self.target_costs.step + self.target_costs.token * len(batch.step.rows.token_ids)
         runs = self.scheduler.accept(batch, result)
+        self.scheduler.timed(batch, drafts, runs, (self.now - began) / 1e6, draft_seconds)
         for run in runs:
             self.texts[run.request.id] += run.token_ids
             self.kinds[run.request.id] += "".join(KIND_LETTERS[kind] for kind in run.kinds)
@@ -186,7 +192,8 @@ class Simulator:
         for name, replica in self.replicas.items():
             if replica.owed and replica.owed[-1][0] <= self.now:
                 replica.owed.clear()
-                self.scheduler.drafting.replicas[name].is_late = False
+            known = self.scheduler.drafting.replicas[name]
+            known.begin_round(is_late=bool(replica.owed), is_behind=replica.busy_until > self.now)
 
     def _record(
         self,

@@ -121,7 +121,7 @@ def test_one_signal_stops_all_in_order(deployment: Deployment, number: signal.Si
     with deployment.up("--replicas", "2") as process:
         line = ready_line(process)
         assert line == (
-            f"ready 127.0.0.1:9 target={deployment.model} draft={deployment.model}:first-3-layers draft_length=4\n"
+            f"ready 127.0.0.1:9 target={deployment.model} draft={deployment.model}:first-3-layers draft_length=auto\n"
         )
         process.send_signal(number)
         code, stderr = end(process)
@@ -155,7 +155,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
 def test_simulated_workers_get_the_profile_and_nothing_that_only_models_have(deployment: Deployment) -> None:
     with deployment.up("--simulate", "llama-8b-h100", "--replicas", "2", "--pages", "40") as process:
         name = "simulated-llama-8b-h100"
-        assert ready_line(process) == f"ready 127.0.0.1:9 target={name} draft={name} draft_length=4\n"
+        assert ready_line(process) == f"ready 127.0.0.1:9 target={name} draft={name} draft_length=auto\n"
         workers = [*deployment.notes("target_svc"), *deployment.notes("draft_svc")]
     expected = ["--model", str(deployment.model), "--name", name, "--listen", "127.0.0.1:0"]
     expected += ["--simulate", "llama-8b-h100", "--log-level", "warning", "--no-log-times", "--pages", "40"]
@@ -250,7 +250,8 @@ def test_draft_layers_without_a_draft_is_bad_usage() -> None:
 
 def test_the_longest_draft_is_the_orchestrator_s() -> None:
     assert MAX_DRAFT_LENGTH == admission.MAX_DRAFT_LENGTH
-    assert CliRunner().invoke(app, ["up", "--draft-length", str(MAX_DRAFT_LENGTH + 1)]).exit_code == 2
+    for text in (str(MAX_DRAFT_LENGTH + 1), "-1", "many"):
+        assert CliRunner().invoke(app, ["up", "--draft-length", text]).exit_code == 2
 
 
 def test_a_taken_port_is_refused_before_anything_starts(deployment: Deployment) -> None:

@@ -1,0 +1,202 @@
+"""Draft length: how many tokens each row drafts next round, from what the rounds so far have shown.
+
+A row whose request names a length keeps it. For the others three things are learnt from every round:
+how often draft tokens are kept (``Survival``), and as ``StepTimes`` what a round takes beside drafting,
+over the tokens in the target's step, and what a pass over the draft model takes, over its rows.
+``goodput.best_lengths`` makes the lengths of it. Times are what the orchestrator waited, so that hops,
+and cores that the draft takes from the target, are in them.
+
+    calibrating   at first: a few lengths in turn, until there are times to go by
+    drafting      the best lengths, as long as one of them is above 0
+    resting       no length above 0 pays; nothing is sent to the draft, not even a prompt,
+                  but for one row now and then (``Probing``)
+
+Pure: times come in as numbers, and nothing is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.goodput import Costs, Given, best_lengths, rate
+from orchestrator.core.probing import PROBE_LENGTH, Probing
+from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH, PROPOSE_BEHIND, Request
+from orchestrator.core.step_times import StepTimes
+from orchestrator.core.survival import Doubles, Longs, Survival
+
+Bools = npt.NDArray[np.bool_]
+
+TRIAL = (4, 0, 2)
+"""Lengths tried in turn while calibrating."""
+
+TRIAL_DRAFTED, TRIAL_PLAIN = 6, 3
+"""Rounds with and without draft tokens that end it."""
+
+PLAIN_COST = 0.005
+"""Share of the rate that plain rounds may cost while drafting pays; they show what it is compared with."""
+
+BETTER = 1.02
+"""Lengths change only for a rate so much higher, so that noise in the times does not move them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round showed.
+
+    Attributes:
+        seconds: from the end of the round before.
+        draft_seconds: of those, waited for proposals; 0 if none were asked for.
+        rows: verified.
+        tokens: of the target's step.
+        committed: tokens that the verified rows got.
+        depth, drafted: the longest proposal, and the draft tokens, that were asked for.
+        replicas: that were asked.
+        has_prefill: the target's step held prompts too.
+        caught_up: draft replicas prefilled beside the target.
+        was_behind: a replica had still to prefill when it was asked to propose.
+        judged: the rows whose proposals were judged.
+        kept, spoken_on: of each, draft tokens kept, and those that the target spoke on, i64[judged].
+    """
+
+    seconds: float
+    draft_seconds: float
+    rows: int
+    tokens: int
+    committed: int
+    depth: int
+    drafted: int
+    replicas: int
+    has_prefill: bool
+    caught_up: bool
+    was_behind: bool
+    judged: Sequence[Request]
+    kept: Longs
+    spoken_on: Longs
+
+
+class DraftLengths:
+    """Learns from rounds and chooses lengths."""
+
+    def __init__(self) -> None:
+        self._rest = StepTimes()  # of a round beside its drafting, over the target's tokens
+        self.forget_draft()
+
+    def forget_draft(self) -> None:
+        """Another drafter answers: what was learnt of the one before is void."""
+        self._pass = StepTimes()
+        self._survival = Survival()
+        self._probing = Probing()
+        self._trials = self._drafted = self._plain = self._since_plain = 0
+
+    def learn(self, seen: Round) -> None:
+        """Takes in one round."""
+        self._probing.observe(seen.seconds, self._lost(seen), seen.draft_seconds, bool(seen.judged))
+        if seen.rows and not seen.has_prefill and not seen.caught_up and seen.seconds > seen.draft_seconds:
+            self._rest.observe(seen.tokens, seen.seconds - seen.draft_seconds)
+            self._plain += seen.depth == 0
+        if seen.depth and not seen.was_behind and seen.draft_seconds > 0:
+            self._pass.observe(max(1.0, seen.drafted / (seen.depth * seen.replicas)), seen.draft_seconds / seen.depth)
+            self._drafted += 1
+        if seen.judged:
+            self._survival.observe(seen.judged, seen.kept, seen.spoken_on)
+
+    def choose(self, rows: Sequence[Request], replicas: int) -> None:
+        """Sets the draft length of every row whose request names none.
+
+        Args:
+            rows: of the next round, as far as they are known.
+            replicas: that can draft.
+        """
+        free = np.array([request.params.draft_length is None for request in rows], np.bool_)
+        if free.any():
+            for request, length in zip(rows, self._lengths(rows, free, replicas).tolist(), strict=True):
+                if request.params.draft_length is None:
+                    request.draft_length = length
+
+    def _lengths(self, rows: Sequence[Request], free: Bools, replicas: int) -> Longs:
+        nothing = np.zeros(len(rows), np.int64)
+        if not replicas:
+            return nothing
+        if self._drafted < TRIAL_DRAFTED or self._plain < TRIAL_PLAIN:
+            self._trials += 1
+            return nothing + TRIAL[self._trials % len(TRIAL)]
+        lengths, gain = self._best(rows, free, replicas)
+        if lengths.any():
+            self._probing.drafting()
+            return nothing if self._is_plain_due(len(rows), gain) else lengths
+        if self._probing.begins():
+            self._survival.doubt()
+        if self._probing.is_probing:
+            probed = self._probing.row([request for request in rows if request.params.draft_length is None])
+            return np.array([PROBE_LENGTH * (request is probed) for request in rows], np.int64)
+        return nothing
+
+    def _is_plain_due(self, rows: int, gain: float) -> bool:
+        """Seldom, but not while few plain rounds of that size were seen."""
+        self._since_plain += 1
+        if gain <= 0 or self._since_plain < min(gain / PLAIN_COST, 2 * self._rest.count(rows)):
+            return False
+        self._since_plain = 0
+        return True
+
+    def _best(self, rows: Sequence[Request], free: Bools, replicas: int) -> tuple[Longs, float]:
+        """The best lengths, and the share of the rate that comes of them.
+
+        A row that is far behind gets what it is to draft once it has caught up; the share is then unknown, 0.
+        """
+        costs = Costs(self._rest.seconds, self._pass.seconds, replicas)
+        outlook = _Outlook(rows, free, self._survival.chances(rows), costs)
+        lengths = outlook.best(free)
+        ready = np.array([request.draft_lag <= PROPOSE_BEHIND for request in rows], np.bool_)
+        if lengths.any() and not ready[free].all():
+            return np.where(ready, outlook.best(free & ready), lengths), 0.0
+        return lengths, outlook.gain(lengths)
+
+    def _lost(self, seen: Round) -> float:
+        """Seconds beyond what plain decoding would have taken for the same tokens."""
+        if not seen.rows or not self._rest.is_known:
+            return 0.0
+        plain = float(self._rest.seconds(np.array([seen.rows]))[0])
+        if seen.has_prefill:  # what that took is not known
+            return seen.draft_seconds - (seen.committed / seen.rows - 1) * plain
+        return seen.seconds - seen.committed / seen.rows * plain
+
+
+class _Outlook:
+    """What the next round could be."""
+
+    def __init__(self, rows: Sequence[Request], free: Bools, chances: Doubles, costs: Costs) -> None:
+        limits, within = np.array([request.draft_limit for request in rows], np.int64), np.arange(MAX_ADAPTIVE_LENGTH)
+        named = np.where(free, 0, limits)
+        self._given = Given(
+            tokens=len(rows) + int(named.sum()),
+            expected=len(rows) + float(chances[within < named[:, None]].sum()),
+            depth=int(named.max()),
+            drafted=int(named.sum()),
+        )
+        rooms = np.array([request.draft_room for request in rows])
+        self._chances = np.where(within < rooms[:, None], chances, 0.0)
+        self._present = np.where(free, np.minimum(limits, MAX_ADAPTIVE_LENGTH), 0)
+        self._is_new = np.array([request.round_index == 0 for request in rows], np.bool_)
+        self._costs = costs
+
+    def best(self, candidates: Bools) -> Longs:
+        """The best lengths of the candidates, 0 for all others; the present ones unless others are clearly better."""
+        chances = np.where(candidates[:, None], self._chances, 0.0)
+        best = best_lengths(chances, self._given, self._costs)
+        present = np.where(candidates, self._present, 0)
+        if present.any():
+            present = np.where(candidates & self._is_new, best, present)
+        base = max(np.zeros_like(best), present, key=self._rate)
+        return best if self._rate(best) > BETTER * self._rate(base) else base
+
+    def gain(self, lengths: Longs) -> float:
+        """Share of the rate that would be lost without them."""
+        return 1 - self._rate(np.zeros_like(lengths)) / self._rate(lengths)
+
+    def _rate(self, lengths: Longs) -> float:
+        return rate(self._chances, lengths, self._given, self._costs)

@@ -1,0 +1,72 @@
+"""How often draft tokens are kept, by row and position, learnt from every round.
+
+These are the estimates of Kaplan and Meier: a round counts for the positions that it judged, and a
+proposal that was short, or was cut short by the end of the text, says nothing of the positions behind.
+A row's own counts are shrunk towards those of all rows, and a position's towards the one before it.
+
+Left out on purpose: how a row samples, and how likely the drafter found its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH, Request
+
+Doubles = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+
+PRIOR, PRIOR_COUNT = 0.7, 2.0
+"""Chance that a first draft token is kept before any was judged, and the judgements that a prior is worth."""
+
+SHARED_COUNT = 8.0
+"""Judgements of its own that outweigh, for a row, what all rows have shown."""
+
+SHARED_DECAY, ROW_DECAY = 0.99, 0.97
+"""What a round leaves of the counts: half is forgotten after 69 rounds, and 23."""
+
+DOUBT = 0.25
+"""What a probe leaves of the shared counts: they are of long ago."""
+
+
+class Survival:
+    """Chances of draft tokens."""
+
+    def __init__(self) -> None:
+        self._shared = np.zeros((2, MAX_ADAPTIVE_LENGTH))  # kept, judged
+
+    def observe(self, rows: Sequence[Request], kept: Longs, judged: Longs) -> None:
+        """Takes in one round.
+
+        Args:
+            rows: whose proposals were judged.
+            kept: draft tokens kept, i64[rows].
+            judged: draft tokens that the target spoke on, kept or recovered from, i64[rows].
+        """
+        positions = np.arange(MAX_ADAPTIVE_LENGTH)
+        counts = np.stack((positions < kept[:, None], positions < judged[:, None]), axis=1).astype(np.float64)
+        self._shared = SHARED_DECAY * self._shared + counts.sum(axis=0)
+        for request, new in zip(rows, ROW_DECAY * _own_counts(rows) + counts, strict=True):
+            request.judged = new
+
+    def doubt(self) -> None:
+        """Trusts less in what all rows have shown."""
+        self._shared *= DOUBT
+
+    def chances(self, rows: Sequence[Request]) -> Doubles:
+        """Chance that a row's first k draft tokens are all kept, f64[rows, MAX_ADAPTIVE_LENGTH], k from 1."""
+        shared, prior = [], PRIOR
+        for kept, judged in self._shared.T.tolist():
+            prior = (kept + PRIOR_COUNT * prior) / (judged + PRIOR_COUNT)
+            shared.append(prior)
+        own = _own_counts(rows)
+        kept_if_reached: Doubles = (own[:, 0] + SHARED_COUNT * np.array(shared)) / (own[:, 1] + SHARED_COUNT)
+        return kept_if_reached.cumprod(axis=1)
+
+
+def _own_counts(rows: Sequence[Request]) -> Doubles:
+    """f64[rows, 2, MAX_ADAPTIVE_LENGTH]."""
+    return np.array([request.judged for request in rows])
