@@ -22,6 +22,7 @@ from orchestrator.core.proposals import Proposal
 from orchestrator.core.requests import Request
 from orchestrator.core.scheduler import Run, Scheduler, TargetBatch
 from orchestrator.outputs import Output
+from orchestrator.trace import NO_TRACE, Trace
 from orchestrator.usage import RoundTimes
 from orchestrator.workers import Reply, WorkerStream
 from pilotfish.errors import (
@@ -88,10 +89,15 @@ class Loop:
         scheduler: the pure core; nobody else touches it.
         draft_timeout_s: how long a round waits for proposals.
         target_timeout_s: how long requests wait for a target that went away.
+        trace: of what happens when.
     """
 
-    def __init__(self, scheduler: Scheduler, draft_timeout_s: float, target_timeout_s: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, draft_timeout_s: float, target_timeout_s: float, trace: Trace = NO_TRACE
+    ) -> None:
         self.scheduler = scheduler
+        self._trace = trace
+        trace.watch(scheduler)
         self.target: TargetStream | None = None
         self.drafts: dict[str, DraftStream] = {}
         self._draft_timeout_s = draft_timeout_s
@@ -128,6 +134,7 @@ class Loop:
     def target_opened(self, stream: TargetStream) -> None:
         """A target answers; requests that cannot fit it fail."""
         self.target = stream
+        stream.on_answer = self._trace.worker("target", stream.address)
         for request in self.scheduler.target_opened(stream.grant):
             self._fail(request, FailedPreconditionError("the target came back with too few pages for this request"))
         self._given_up = None
@@ -144,6 +151,7 @@ class Loop:
     def draft_opened(self, stream: DraftStream) -> None:
         """A draft replica answers."""
         self.drafts[stream.address] = stream
+        stream.on_answer = self._trace.worker("draft", stream.address)
         self.scheduler.drafting.opened(stream.address, stream.grant, stream.kinds)
 
     def draft_lost(self, address: str, reason: PilotfishError) -> None:
@@ -206,7 +214,9 @@ class Loop:
             runs = []
         now = time.perf_counter()
         self.scheduler.timed(batch, drafts, runs, now - self._round_began, clock.draft_seconds)
-        times, self._round_began = clock.split(now), now
+        times = clock.split(now)
+        self._trace.round(self._round_began, now, len(batch.rows), times)
+        self._round_began = now
         self._runs += [(run, times) for run in runs]
 
     async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> DraftReplies:
@@ -245,8 +255,10 @@ class Loop:
     async def _emit_runs(self) -> None:
         while True:
             await self._may_emit.wait()
-            for _ in range(min(EMIT_ROWS, len(self._runs))):
-                self._emit(*self._runs.popleft())
+            if self._runs:
+                with self._trace.span("emit"):
+                    for _ in range(min(EMIT_ROWS, len(self._runs))):
+                        self._emit(*self._runs.popleft())
             if not self._runs:
                 self._may_emit.clear()
             await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from orchestrator.core.scheduler import Limits, Scheduler
 from orchestrator.loop import DraftStream, Loop, TargetStream
 from orchestrator.service import GenerationService, ServerInfo
 from orchestrator.tokenizer import Tokenizer
+from orchestrator.trace import NO_TRACE, ChromeTrace
 from orchestrator.workers import DRAFT, TARGET, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
@@ -83,6 +84,9 @@ class OrchestratorSettings(Settings):
     support_limit: int = Field(LIMITS.support_limit, ge=1, le=1024)
     """Most token ids on which a sampled draft is drawn. More keep slightly more drafts, at 8 bytes each."""
 
+    trace: Path | None = None
+    """File to write a trace to of what each process does when; open it at ui.perfetto.dev or chrome://tracing."""
+
     connect_timeout_s: float = Field(120.0, gt=0)
     """How long to wait at start for the target to answer."""
 
@@ -100,7 +104,7 @@ class Orchestrator:
         settings: validated.
 
     Raises:
-        PilotfishError: the tokenizer cannot be read, or the port cannot be had.
+        PilotfishError: the tokenizer cannot be read, the trace cannot be written, or the port cannot be had.
     """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
@@ -112,7 +116,8 @@ class Orchestrator:
             max_waiting=settings.max_waiting,
             support_limit=settings.support_limit,
         )
-        self.loop = Loop(Scheduler(limits), settings.draft_timeout_s, settings.target_timeout_s)
+        self._trace = ChromeTrace(settings.trace) if settings.trace is not None else NO_TRACE
+        self.loop = Loop(Scheduler(limits), settings.draft_timeout_s, settings.target_timeout_s, self._trace)
         self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
         self._task: asyncio.Task[None] | None = None
@@ -144,6 +149,7 @@ class Orchestrator:
             await asyncio.gather(self._task, return_exceptions=True)
         self.loop.fail_all(UnavailableError("the server is shutting down"))
         await asyncio.gather(*(link.close() for link in self._links))
+        self._trace.close()
 
     async def _wait_for_draft(self, draft: WorkerLink[Any, Any]) -> None:
         """A replica that does not answer yet is no reason not to serve; one that does not fit is."""

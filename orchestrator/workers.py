@@ -90,6 +90,15 @@ class Reply(Generic[Result]):
     arrived_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent(Generic[Step, Result]):
+    """A step under way, and the ``time.perf_counter`` seconds at which it was sent."""
+
+    step: Step
+    at: float
+    reply: asyncio.Future[Reply[Result]]
+
+
 class WorkerStream(Generic[Step, Result]):
     """One open Execute stream.
 
@@ -97,6 +106,7 @@ class WorkerStream(Generic[Step, Result]):
         address: of the worker.
         grant: what the worker granted.
         kinds: how a drafter can propose; empty for a target.
+        on_answer: called with a step, its result, when it was sent and when the result was here; for traces.
     """
 
     def __init__(
@@ -110,7 +120,8 @@ class WorkerStream(Generic[Step, Result]):
         self.grant, self.kinds = opened
         self._kind = kind
         self._call = call
-        self._pending: deque[tuple[int, asyncio.Future[Reply[Result]]]] = deque()
+        self.on_answer: Callable[[Step, Result, float, float], None] | None = None
+        self._pending: deque[_Sent[Step, Result]] = deque()
         self._closed_by: PilotfishError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"{kind.name} {address}")
 
@@ -138,7 +149,7 @@ class WorkerStream(Generic[Step, Result]):
     @property
     def is_late(self) -> bool:
         """Whether the answer that is due next has missed its deadline."""
-        return bool(self._pending) and self._pending[0][1].done()
+        return bool(self._pending) and self._pending[0].reply.done()
 
     @property
     def is_busy(self) -> bool:
@@ -158,7 +169,7 @@ class WorkerStream(Generic[Step, Result]):
         if self._closed_by is not None:
             future.set_exception(self._closed_by)
             return future
-        self._pending.append((step.step_id, future))
+        self._pending.append(_Sent(step, time.perf_counter(), future))
         with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader learns why and fails the future
             await self._call.write(self._kind.step_request(step))
         if timeout_s is not None:
@@ -190,9 +201,9 @@ class WorkerStream(Generic[Step, Result]):
             reason = error
         self._call.cancel()
         self._closed_by = self._closed_by or reason
-        for _, future in self._pending:
-            if not future.done():
-                future.set_exception(self._closed_by)
+        for sent in self._pending:
+            if not sent.reply.done():
+                sent.reply.set_exception(self._closed_by)
         self._pending.clear()
 
     def _expire(self, future: asyncio.Future[Reply[Result]], timeout_s: float) -> None:
@@ -200,12 +211,14 @@ class WorkerStream(Generic[Step, Result]):
             future.set_exception(DeadlineExceededError(f"{self.address}: no answer within {timeout_s:g} s"))
 
     def _settle(self, result: Result, now: float) -> None:
-        if not self._pending or self._pending[0][0] != result.step_id:
+        if not self._pending or self._pending[0].step.step_id != result.step_id:
             log.warning("%s %s: dropped a stale answer to step %d", self._kind.name, self.address, result.step_id)
             return
-        _, future = self._pending.popleft()
-        if not future.done():
-            future.set_result(Reply(result, now))
+        sent = self._pending.popleft()
+        if not sent.reply.done():
+            sent.reply.set_result(Reply(result, now))
+        if self.on_answer is not None:
+            self.on_answer(sent.step, result, sent.at, now)
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

@@ -38,6 +38,8 @@ class Plan:
     log_level: str = "warning"
     simulate: str | None = None
     """Profile to simulate the workers by; None runs the models."""
+    trace: Path | None = None
+    """File for the orchestrator's trace; None writes none."""
 
     @property
     def worker_count(self) -> int:
@@ -54,7 +56,8 @@ class Plan:
         workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
         model = ["--model", str(self.target.folder), "--name", self.target.label]
         length = ["--draft-length", self.draft_length]
-        return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *self._logging())
+        trace = ["--trace", str(self.trace)] if self.trace is not None else []
+        return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *trace, *self._logging())
 
     def _worker(self, model: Model, threads: int) -> list[str]:
         argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT]

@@ -72,6 +72,10 @@ def up(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where clients ask; port 0 takes a free one.")
     ] = options.ADDRESS,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what each process does when; open it at ui.perfetto.dev."),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Of what the services say.")] = "warning",
 ) -> None:
     """Start target, draft and orchestrator on this machine.
@@ -102,6 +106,7 @@ def up(
         listen=listen,
         log_level=log_level,
         simulate=simulate,
+        trace=trace,
     )
     raise typer.Exit(asyncio.run(_serve(plan)))
 

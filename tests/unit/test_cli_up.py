@@ -134,7 +134,7 @@ def test_one_signal_stops_all_in_order(deployment: Deployment, number: signal.Si
 
 
 def test_each_service_gets_its_flags(deployment: Deployment) -> None:
-    flags = ["--draft-length", "6", "--dtype", "float32", "--pages", "40", "--draft-layers", "2"]
+    flags = ["--draft-length", "6", "--dtype", "float32", "--pages", "40", "--draft-layers", "2", "--trace", "t"]
     with deployment.up(*flags) as process:
         assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
         (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
@@ -147,7 +147,8 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     ]
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
-        *["--model", model, "--name", model, "--draft-length", "6", "--log-level", "warning", "--no-log-times"],
+        *["--model", model, "--name", model, "--draft-length", "6", "--trace", "t"],
+        *["--log-level", "warning", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
 
