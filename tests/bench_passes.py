@@ -11,7 +11,7 @@ from pilotfish.bench.summary import summarize
 
 INFO = ServerInfo(
     model="big", version="1", max_len=64, vocab_size=9, draft_length=4, draft_replica_count=1, draft_model="small",
-    target_ready=True,
+    target_ready=True, adaptive_draft_length=True,
 )  # fmt: skip
 Round = tuple[int, int]
 """(accepted, drafted); the target's own token follows."""

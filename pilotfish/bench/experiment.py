@@ -29,7 +29,8 @@ class Sweep:
     """What to measure.
 
     Attributes:
-        draft_lengths: begins with 0, speculation off, which the others are compared with.
+        draft_lengths: begins with 0, speculation off, which the others are compared with; empty stands for 0 and the
+            server's own, until the server has been asked.
         repeats: passes of each setting.
         seed: of arrivals and synthetic prompts; what the server samples stays random.
     """

@@ -34,12 +34,12 @@ class Setting:
     load: Load
     temperature: float
     draft_length: int | None
-    """Most draft tokens a round; 0 is speculation off, None the server's own."""
+    """Most draft tokens a round; 0 is speculation off, None what the server chooses from round to round."""
 
     @property
     def draft_label(self) -> str:
         if self.draft_length is None:
-            return "server"
+            return "auto"
         return str(self.draft_length) if self.draft_length else "off"
 
 

@@ -24,7 +24,7 @@ from pilotfish.cli import options
 from pilotfish.cli.console import note, stderr, stdout
 from pilotfish.cli.running import running_server
 from pilotfish.cli.up import MAX_DRAFT_LENGTH
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pilotfish.bench import tables
@@ -67,11 +67,9 @@ def bench(
         str | None, typer.Option(metavar="R,...", help="Requests a second, at random: an open loop instead.")
     ] = None,
     draft_length: Annotated[
-        str,
-        typer.Option(
-            metavar="K,...", help="Most draft tokens a round; `server`: its own setting. 0 is always measured."
-        ),
-    ] = "server",
+        str | None,
+        typer.Option(metavar="K,...", help="Most draft tokens a round, or `auto`, beside 0. Left out: as the server."),
+    ] = None,
     temperature: Annotated[str, typer.Option(metavar="T,...", help="0 is greedy.")] = "0",
     max_tokens: options.MaxTokens = 64,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Passes of each setting; medians count.")] = 3,
@@ -110,7 +108,7 @@ def bench(
         prompts=_prompts(prompts, requests) if lengths is None else Synthetic(requests or _SYNTHETIC_COUNT, lengths[0]),
         loads=_loads(concurrency, rate),
         temperatures=_numbers("--temperature", temperature, float, 0),
-        draft_lengths=_draft_lengths(draft_length),
+        draft_lengths=[] if draft_length is None else _draft_lengths(draft_length),
         repeats=repeats,
         max_tokens=max_tokens if lengths is None else lengths[1],
         seed=seed,
@@ -176,10 +174,11 @@ async def _measure(
 
 
 def _fitting(sweep: Sweep, info: ServerInfo) -> Sweep:
-    """The sweep, if this server can do it; without a draft, that of speculation off alone.
+    """The sweep as this server can do it; without a draft, that of speculation off alone.
 
     Raises:
         InvalidArgumentError: synthetic prompts are longer than the model takes.
+        FailedPreconditionError: the server does not choose draft lengths itself.
     """
     from pilotfish.bench.experiment import Synthetic
 
@@ -191,6 +190,13 @@ def _fitting(sweep: Sweep, info: ServerInfo) -> Sweep:
     if info.draft_replica_count == 0:
         note("this server has no draft, so that only K off is measured")
         return dataclasses.replace(sweep, draft_lengths=[0])
+    if not sweep.draft_lengths:
+        return dataclasses.replace(sweep, draft_lengths=[0, None if info.adaptive_draft_length else info.draft_length])
+    if None in sweep.draft_lengths and not info.adaptive_draft_length:
+        raise FailedPreconditionError(
+            f"--draft-length has auto, but this server always drafts {info.draft_length} tokens a round; start it with "
+            "--draft-length auto, or leave auto out"
+        )
     return sweep
 
 
@@ -306,9 +312,9 @@ def _lengths(synthetic: str | None) -> tuple[int, int] | None:
 def _draft_lengths(text: str) -> list[int | None]:
     """Speculation off, then the others in the order given, each once."""
     parts = [part.strip() for part in text.split(",")]
-    numbers = ",".join(part for part in parts if part != "server")
+    numbers = ",".join(part for part in parts if part != "auto")
     found = iter(_numbers("--draft-length", numbers, int, 0, MAX_DRAFT_LENGTH) if numbers else [])
-    lengths = [None if part == "server" else next(found) for part in parts]
+    lengths = [None if part == "auto" else next(found) for part in parts]
     return list(dict.fromkeys([0, *lengths]))
 
 

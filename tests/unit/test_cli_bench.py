@@ -43,7 +43,7 @@ def draft_lengths(requests: list[pb.GenerateRequest]) -> list[int | None]:
 
 
 def test_it_asks_with_and_without_speculation_in_turns(fake: FakeGeneration, address: str) -> None:
-    result = bench("--requests", "1", "--repeats", "2", "--draft-length", "2,server", "--max-tokens", "5")
+    result = bench("--requests", "1", "--repeats", "2", "--draft-length", "2,auto", "--max-tokens", "5")
     assert result.exit_code == 0
     warm_up, *passes = fake.requests
     assert draft_lengths(passes) == [0, 2, None, None, 2, 0]
@@ -63,8 +63,8 @@ def test_its_tables_fit_a_terminal(address: str) -> None:
     assert result.stderr.splitlines()[:5] == [
         "warming up",
         "1 at once, temperature 0, K off, pass 1 of 2",
-        "1 at once, temperature 0, K server, pass 1 of 2",
-        "1 at once, temperature 0, K server, pass 2 of 2",
+        "1 at once, temperature 0, K auto, pass 1 of 2",
+        "1 at once, temperature 0, K auto, pass 2 of 2",
         "1 at once, temperature 0, K off, pass 2 of 2",
     ]
 
@@ -116,6 +116,24 @@ def test_without_a_draft_there_is_nothing_to_compare(
     assert draft_lengths(fake.requests) == [0, 0]
 
 
+def test_the_server_s_own_draft_length_is_measured_unless_others_are_named(
+    fake: FakeGeneration, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--requests", "1", "--repeats", "1"]
+    assert bench(*flags).exit_code == 0
+    assert draft_lengths(fake.requests) == [None, 0, None]  # the first warms up
+    info = pb.GetServerInfoResponse()
+    info.CopyFrom(fake_generation.INFO)
+    info.adaptive_draft_length = False
+    monkeypatch.setattr(fake_generation, "INFO", info)
+    fake.requests.clear()
+    assert bench(*flags).exit_code == 0
+    assert draft_lengths(fake.requests) == [4, 0, 4]
+    result = bench(*flags, "--draft-length", "2,auto")
+    assert result.exit_code == 1
+    assert "this server always drafts 4 tokens a round" in result.stderr
+
+
 def test_failures_are_counted_shown_and_told_by_the_exit_code(fake: FakeGeneration, address: str) -> None:
     fake.script = [started(), Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")]
     result = bench("--requests", "2", "--repeats", "1", "--draft-length", "0")
@@ -145,7 +163,7 @@ def test_nobody_there_says_how_to_start_somebody() -> None:
         ["--rate", "inf"],
         ["--temperature", "-1"],
         ["--draft-length", "65"],
-        ["--draft-length", "auto,2"],
+        ["--draft-length", "server,2"],
         ["--repeats", "0"],
         ["--requests", "0"],
     ],
@@ -196,7 +214,7 @@ def test_ctrl_c_reports_what_was_measured(fake: FakeGeneration, address: str) ->
     assert "stopped after 3 of 6 passes" in stderr
     assert "Traceback" not in stderr
     rows = [line.split() for line in stdout.splitlines()]
-    assert [row[:5] for row in rows if row[:2] in (["1", "off"], ["1", "server"])][:2] == [
+    assert [row[:5] for row in rows if row[:2] in (["1", "off"], ["1", "auto"])][:2] == [
         ["1", "off", "0", "of", "1"],
-        ["1", "server", "0", "of", "2"],
+        ["1", "auto", "0", "of", "2"],
     ]
