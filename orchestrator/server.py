@@ -21,7 +21,7 @@ from orchestrator.loop import DraftStream, Loop, TargetStream
 from orchestrator.service import GenerationService, ServerInfo
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trace import NO_TRACE, ChromeTrace
-from orchestrator.workers import DRAFT, TARGET, WorkerLink
+from orchestrator.workers import DRAFT, TARGET, DraftKind, TargetKind, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
 from pilotfish.settings import Settings, fail_with, load
@@ -102,13 +102,17 @@ class Orchestrator:
 
     Args:
         settings: validated.
+        target_kind, draft_kind: how to speak to workers.
 
     Raises:
         PilotfishError: the tokenizer cannot be read, the trace cannot be written, or the port cannot be had.
     """
 
-    def __init__(self, settings: OrchestratorSettings) -> None:
+    def __init__(
+        self, settings: OrchestratorSettings, target_kind: TargetKind = TARGET, draft_kind: DraftKind = DRAFT
+    ) -> None:
         self._settings = settings
+        self._target_kind, self._draft_kind = target_kind, draft_kind
         self._tokenizer = Tokenizer(settings.model)
         limits = Limits(
             max_rows=settings.max_rows,
@@ -129,8 +133,9 @@ class Orchestrator:
             PilotfishError: the port is taken, the target does not answer, or a worker does not fit.
         """
         server = self._server()  # before the workers are waited for: a port that is taken is told at once
-        target = WorkerLink(TARGET, self._settings.target, self._target_opened, self.loop.target_lost)
-        drafts = [WorkerLink(DRAFT, a, self._draft_opened, self.loop.draft_lost) for a in self._settings.draft]
+        settings, loop = self._settings, self.loop
+        target = WorkerLink(self._target_kind, settings.target, self._target_opened, loop.target_lost)
+        drafts = [WorkerLink(self._draft_kind, a, self._draft_opened, loop.draft_lost) for a in settings.draft]
         self._links = [target, *drafts]
         try:
             await target.wait_opened(self._settings.connect_timeout_s)

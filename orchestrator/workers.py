@@ -64,7 +64,10 @@ class WorkerKind(Generic[Step, Result]):
     result: Callable[[Any], Result]
 
 
-TARGET: WorkerKind[TargetStep, TargetResult] = WorkerKind(
+TargetKind = WorkerKind[TargetStep, TargetResult]
+DraftKind = WorkerKind[DraftStep, DraftResult]
+
+TARGET: TargetKind = WorkerKind(
     name="target",
     execute=lambda channel: target_pb2_grpc.TargetServiceStub(channel).Execute,
     open_request=lambda message: target_pb2.ExecuteTargetRequest(open=message),
@@ -72,7 +75,7 @@ TARGET: WorkerKind[TargetStep, TargetResult] = WorkerKind(
     step_request=lambda step: target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)),
     result=lambda response: codec.target_result_from_pb(response.result),
 )
-DRAFT: WorkerKind[DraftStep, DraftResult] = WorkerKind(
+DRAFT: DraftKind = WorkerKind(
     name="draft",
     execute=lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Execute,
     open_request=lambda message: draft_pb2.ExecuteDraftRequest(open=message),

@@ -114,7 +114,7 @@ def create_simulated(config: TargetConfig, profile: str) -> SimulatedTarget:
         NotFoundError: if there is no such profile, or the model folder lacks a file.
         InvalidArgumentError: if one of them is broken, or a setting was given that only a real model has.
     """
-    config.refuse_with_simulate("device", "dtype", "layers", "threads", "features")
+    config.refuse_with_simulate("device", "dtype", "quantize", "kernels", "layers", "threads", "features")
     return SimulatedTarget(
         load_profile(profile),
         read_model(config.model, config.name or f"simulated-{Path(profile).stem}", config.max_len),

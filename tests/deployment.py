@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +66,7 @@ class Deployment:
         drafts: one per replica, a loaded model or a drafter.
         pages: of every worker.
         page_size: slots per page.
+        kinds: of workers to speak to instead of those over gRPC, as ``Orchestrator`` takes them.
         **settings: of the orchestrator.
     """
 
@@ -77,9 +78,10 @@ class Deployment:
         *,
         pages: int = 256,
         page_size: int = 16,
+        kinds: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self._folder, self._settings = folder, settings
+        self._folder, self._settings, self._kinds = folder, settings, kinds or {}
         self._make_engine: Callable[[], Engine] = (
             (lambda: TargetEngine(model, pages=pages, page_size=page_size)) if isinstance(model, LoadedModel) else model
         )
@@ -153,7 +155,7 @@ class Deployment:
         defaults: dict[str, Any] = {"model": self._folder, "target": self.target.address, "listen": "127.0.0.1:0"}
         defaults["draft_length"] = 4  # what is drafted must not depend on times here
         defaults |= {"draft": [draft.address for draft in self.drafts.values()]}
-        self.orchestrator = Orchestrator(OrchestratorSettings(**(defaults | self._settings)))
+        self.orchestrator = Orchestrator(OrchestratorSettings(**(defaults | self._settings)), **self._kinds)
         try:
             self._server = await self.orchestrator.start()
         except BaseException:

@@ -78,7 +78,7 @@ def _simulated(config: DraftConfig, profile: str) -> Drafter:
     from pilotfish.simulate.model import read_model
     from pilotfish.simulate.profile import load_profile
 
-    config.refuse_with_simulate("device", "dtype", "layers", "threads", "drafter")
+    config.refuse_with_simulate("device", "dtype", "quantize", "kernels", "layers", "threads", "drafter")
     if config.model is None:
         raise InvalidArgumentError("model is missing; --simulate needs --model FOLDER for its tokenizer")
     return SimulatedDrafter(
