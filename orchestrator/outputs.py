@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,19 +68,16 @@ class Output:
         """Ends the request with an error."""
         self._queue.put_nowait(error)
 
-    async def events(self) -> AsyncIterator[Piece | Finished]:
-        """The events in order, up to and including the end.
+    async def next_event(self) -> Piece | Finished:
+        """The next event; none follows ``Finished``.
 
         Raises:
             PilotfishError: the request failed.
         """
-        while True:
-            event = await self._queue.get()
-            if isinstance(event, PilotfishError):
-                raise event
-            yield event
-            if isinstance(event, Finished):
-                return
+        event = await self._queue.get()
+        if isinstance(event, PilotfishError):
+            raise event
+        return event
 
     def _texts(self, run: Run) -> tuple[list[str], bool]:
         """Text that became final with each token, up to the one that completes a stop text."""

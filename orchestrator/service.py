@@ -71,7 +71,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         try:
             started = pb.Started(request_id=job.id, model=model, prompt_token_count=len(prompt))
             yield pb.GenerateResponse(started=started)
-            async for event in output.events():
+            event: Piece | Finished | None = None
+            while not isinstance(event, Finished):
+                event = await output.next_event()
                 yield _response(event)
         finally:
             self._loop.cancel(job)

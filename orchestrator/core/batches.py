@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from orchestrator.core.requests import Request
+from orchestrator.core.requests import PARAMS, Request
 from pilotfish.steps import Ints, SamplingRows, TokenRows, empty_ints
 
 NO_INTS = empty_ints()
@@ -57,14 +58,18 @@ def _parents(part: RowPart) -> Ints:
     return np.concatenate((np.arange(-1, own - 1), part.parents + own)).astype(np.int32)
 
 
-def sampling_rows(requests: Sequence[Request]) -> SamplingRows:
-    """How each request samples, in its present round."""
-    params = [request.params for request in requests]
+def params_of(requests: Sequence[Request]) -> npt.NDArray[np.void]:
+    """Parameters of each request, ``PARAMS[rows]``."""
+    return np.frombuffer(b"".join([request.params.packed for request in requests]), PARAMS)
+
+
+def sampling_rows(requests: Sequence[Request], params: npt.NDArray[np.void]) -> SamplingRows:
+    """How each request samples, in its present round; ``params`` are theirs."""
     return SamplingRows(
-        temperatures=np.array([p.temperature for p in params], np.float32),
-        top_ks=np.array([p.top_k for p in params], np.int32),
-        top_ps=np.array([p.top_p for p in params], np.float32),
-        min_ps=np.array([p.min_p for p in params], np.float32),
-        seeds=np.array([p.seed for p in params], np.uint64),
+        temperatures=params["temperature"],
+        top_ks=params["top_k"],
+        top_ps=params["top_p"],
+        min_ps=params["min_p"],
+        seeds=params["seed"],
         rounds=np.array([request.round_index for request in requests], np.int64),
     )

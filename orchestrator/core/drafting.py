@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.batches import RowPart, sampling_rows, token_rows
+from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
 from orchestrator.core.proposals import Proposal, proposals_from
 from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
@@ -202,13 +202,14 @@ class Drafting:
         copies, replica.copies = replica.copies, []
         replica.step_id += 1
         requests = [part.request for part in parts]
+        params = params_of(requests)
         step = DraftStep(
             step_id=replica.step_id,
             rows=token_rows([part.row() for part in parts], copies),
-            sampling=sampling_rows(requests),
+            sampling=sampling_rows(requests, params),
             draft_lengths=np.array([part.draft_length for part in parts], np.int32),
             node_limits=np.array([part.nodes for part in parts], np.int32) if self._tree_nodes else empty_ints(),
-            proposal_kinds=np.array([request.params.proposal_kind for request in requests], np.uint8),
+            proposal_kinds=params["proposal_kind"],
             support_limit=self._support_limit,
         )
         for part in parts:

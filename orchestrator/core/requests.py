@@ -49,6 +49,20 @@ MOVES: dict[State, frozenset[State]] = {
 }
 
 
+PARAMS = np.dtype(
+    [
+        ("temperature", "f4"),
+        ("top_k", "i4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("seed", "u8"),
+        ("draw_rule", "u1"),
+        ("proposal_kind", "u1"),
+    ]
+)
+"""What a step says of how a row samples; the same in every round."""
+
+
 @dataclass(frozen=True, slots=True)
 class Params:
     """How a request samples and when it ends on token ids; ranges are checked where it comes in."""
@@ -62,6 +76,12 @@ class Params:
     rule: Rule = Rule.MATCH
     draft_length: int | None = 0  # None: the server chooses, from round to round
     end_token_ids: frozenset[int] = frozenset()
+    packed: bytes = field(init=False, repr=False, compare=False)
+    """One element of ``PARAMS``: those of many rows are joined in no time."""
+
+    def __post_init__(self) -> None:
+        values = tuple(getattr(self, name) for name in PARAMS.names or ())
+        object.__setattr__(self, "packed", np.array(values, PARAMS).tobytes())
 
     @property
     def draw_rule(self) -> DrawRule:

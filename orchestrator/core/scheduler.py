@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept
-from orchestrator.core.batches import RowPart, sampling_rows, token_rows
+from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.chains import match_chains, ratio_chains
 from orchestrator.core.draft_length import DraftLengths, Round
 from orchestrator.core.drafting import Drafting, DraftPlan
@@ -283,12 +283,13 @@ class Scheduler:
         copies, self.target.copies = self.target.copies, []
         self.target.step_id += 1
         requests, tokens = [row.request for row in rows], token_rows([_part(row) for row in rows], copies)
+        params = params_of(requests)
         step = TargetStep(
             step_id=self.target.step_id,
             rows=tokens,
-            sampling=sampling_rows(requests),
+            sampling=sampling_rows(requests, params),
             output_nodes=_output_nodes(rows, tokens.lengths),
-            draw_rules=np.array([request.params.draw_rule for request in requests], np.uint8),
+            draw_rules=params["draw_rule"],
             supports=_supports(rows),
         )
         return TargetBatch(step, rows)
