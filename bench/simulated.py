@@ -46,7 +46,7 @@ weights_us = 0
 token_us = 1_000
 """
 METHOD = "/pilotfish.v1.GenerationService/Generate"
-PROMPT_TOKENS = 64
+PROMPT_TOKENS = 16
 VOCABULARY = 40_000
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -85,7 +85,6 @@ class Measured:
     hops_ms: float
     orchestrator_ms: float
     cpu_ms: np.ndarray[Any, np.dtype[np.float64]]
-    tokens_per_s: float
 
     @property
     def overhead(self) -> float:
@@ -119,10 +118,16 @@ async def measure(arguments: argparse.Namespace) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as profile:
             profile.write(DRAFT_BOUND)
             profile.flush()
+            rounds = {}
             for replicas in arguments.replicas:
                 with fleet(folder, profile.name, replicas) as services:
-                    _add(table, replicas, await load(services, 64, arguments))
+                    found = await load(services, 64, arguments)
+                _add(table, replicas, found)
+                rounds[replicas] = found.round_ms
         console.print(table)
+        fewest = min(rounds)
+        ratios = [f"{fewest} → {replicas}: {rounds[fewest] / ms:.2f}" for replicas, ms in rounds.items()]
+        console.print(f"rounds per second, {', '.join(ratios)} times")
 
 
 @contextmanager
@@ -167,7 +172,7 @@ async def load(services: Fleet, rows: int, arguments: argparse.Namespace) -> Mea
             while warm < 5:
                 await calls[0].read()
                 warm += all(count > 1 for count in seen[1:])
-            return await _watch(calls[0], services, rows, arguments.rounds)
+            return await _watch(calls[0], services, arguments.rounds)
         finally:
             for call in calls:
                 call.cancel()
@@ -187,13 +192,12 @@ def _ask(channel: grpc.aio.Channel, row: int, rows: int, arguments: argparse.Nam
     return ask(pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling=sampling))
 
 
-async def _watch(call: Any, services: Fleet, rows: int, rounds: int) -> Measured:
+async def _watch(call: Any, services: Fleet, rounds: int) -> Measured:
     pieces, before, began = [], services.cpu_s(), time.perf_counter()
     for _ in range(rounds):
         pieces.append(pb.GenerateResponse.FromString(await call.read()).piece)
     seconds, cpu_s = time.perf_counter() - began, services.cpu_s() - before
     times = [piece.times for piece in pieces]
-    tokens = sum(len(piece.token_ids) for piece in pieces) / rounds  # of each row in a round
     return Measured(
         round_ms=seconds / rounds * 1e3,
         target_ms=statistics.median(each.target_us for each in times) / 1e3,
@@ -201,7 +205,6 @@ async def _watch(call: Any, services: Fleet, rows: int, rounds: int) -> Measured
         hops_ms=statistics.median(each.hops_us for each in times) / 1e3,
         orchestrator_ms=statistics.median(each.orchestrator_us for each in times) / 1e3,
         cpu_ms=cpu_s / rounds * 1e3,
-        tokens_per_s=tokens * rows * rounds / seconds,
     )
 
 
@@ -220,17 +223,15 @@ COLUMNS = (
 
 def _table(title: str, first: str) -> Table:
     table = Table(title=f"{title}; medians in ms, processor time per round", title_justify="left")
-    for column in (first, *COLUMNS, "tokens/s"):
+    for column in (first, *COLUMNS):
         table.add_column(column, justify="right")
     return table
 
 
 def _add(table: Table, first: int, found: Measured) -> None:
     parts = [found.round_ms, found.target_ms, found.draft_ms, found.hops_ms, found.orchestrator_ms]
-    cells = [f"{value:.2f}" for value in parts]
-    table.add_row(
-        str(first), *cells, f"{found.overhead:.1%}", *(f"{ms:.1f}" for ms in found.cpu_ms), f"{found.tokens_per_s:.0f}"
-    )
+    cpu = [f"{ms:.1f}" for ms in found.cpu_ms]
+    table.add_row(str(first), *(f"{value:.2f}" for value in parts), f"{found.overhead:.1%}", *cpu)
 
 
 def _numbers(text: str) -> list[int]:

@@ -183,6 +183,7 @@ class Drafting:
         replica = max(choices, key=lambda choice: choice.pool.available / choice.pool.page_count)
         request.draft = DraftPlace(replica.name, RowCache(replica.pool))
         request.draft.cache.attach(request.tokens[:-1])
+        _reserve(request.draft.cache, request.length)  # so that the next row finds the replica so much fuller
         return request.draft
 
     def _catch_up_budget(self, replica: Replica, beside: int) -> int:

@@ -139,6 +139,20 @@ def test_long_prompts_come_in_chunks_beside_running_rows() -> None:
     assert simulator.texts["long"] == plain_text(prompt(2, 100), 4)
 
 
+def test_rows_that_come_together_are_spread_over_the_replicas() -> None:
+    """Their prompts are short: the first step that brings them takes pages, and until then all replicas look empty."""
+    simulator = Simulator()
+    simulator.open_target(pages=64)
+    for name in ("d0", "d1", "d2"):
+        simulator.open_draft(name, pages=64)
+    for index in range(12):
+        simulator.submit(f"r{index}", prompt(index, 9), 20, 4)
+    for _ in range(3):
+        simulator.round()
+    places = [request.draft.replica for request in simulator.scheduler.rows if request.draft is not None]
+    assert sorted(places) == sorted(["d0", "d1", "d2"] * 4)
+
+
 def test_rows_move_when_a_replica_dies_and_come_back_to_a_new_one() -> None:
     simulator = Simulator()
     simulator.open_target(pages=64)
