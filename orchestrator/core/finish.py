@@ -35,6 +35,8 @@ def cut_run(
     (2, <FinishReason.STOP: 1>)
     """
     room = max_tokens - generated
+    if len(tokens) < room and not any(map(end_token_ids.__contains__, tokens)):
+        return len(tokens), None
     for count, token in enumerate(tokens[:room], start=1):
         if token in end_token_ids:
             return count, FinishReason.STOP

@@ -175,8 +175,8 @@ class RowCache:
         Raises:
             OutOfPagesError: if the pool cannot; the row is unchanged.
         """
-        if missing := self.missing(slots):
-            self.pages += self.pool.allocate(missing)
+        if slots > len(self.pages) * self.pool.page_size:
+            self.pages += self.pool.allocate(self.missing(slots))
             self.table = np.array(self.pages, np.int32)
 
     def commit(self, token_ids: Ints, length: int) -> None:
