@@ -7,6 +7,7 @@ from importlib import resources
 
 import jinja2
 
+from pilotfish.bench import svg
 from pilotfish.bench.plots import plots
 from pilotfish.bench.report import Report
 from pilotfish.bench.summary import Result
@@ -21,6 +22,8 @@ def page(report: Report) -> str:
     )
     return template.render(
         report=report,
+        light=svg.variables(svg.LIGHT),
+        dark=svg.variables(svg.DARK),
         facts=_facts(report),
         headlines=_headlines(report.results),
         tables=tables(report),

@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from pilotfish.bench import svg
 from pilotfish.bench.records import Load, Setting
 from pilotfish.bench.report import Report
 from pilotfish.bench.summary import Result
-from pilotfish.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that stand for the page's: each is replaced by a CSS variable, so that light and dark have their own.
-_INK, _FAINT = "#010101", "#020202"
-_SERIES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
-_VARIABLES = {_INK: "ink", _FAINT: "faint"} | {colour: f"series-{i}" for i, colour in enumerate(_SERIES, start=1)}
 _PARTS = ("target", "draft", "hops", "orchestrator")
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _FAINT,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _FAINT,
-    "grid.linewidth": 0.5,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "lines.linewidth": 2,
-    "lines.markersize": 6,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-}
-_WIDTH = 8.6  # inches; the page scales it
 _COLUMNS = 4  # panels beside one another
 
 Value = TypeVar("Value")
@@ -62,24 +31,8 @@ class Plot:
     svg: str
 
 
-def require_matplotlib() -> None:
-    """Returns if plots can be drawn; asked before hours are measured for them.
-
-    Raises:
-        FailedPreconditionError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise FailedPreconditionError(
-            "the page's plots need matplotlib; install it with `pip install 'pilotfish[bench]'`, or leave --out out"
-        ) from error
-
-
 def plots(report: Report) -> list[Plot]:
     """All that the results have something for."""
-    import matplotlib as mpl
-
     drawn: list[tuple[str, str, Callable[[Report], Figure | None]]] = [
         ("Speed-up against K", _SPEED_UP_NOTE, _speed_up),
         ("Tokens per second", _THROUGHPUT_NOTE, _throughput),
@@ -89,11 +42,10 @@ def plots(report: Report) -> list[Plot]:
     ]
     found = []
     for title, note, draw in drawn:
-        # Ids inside an SVG are made from the salt; two figures of one page must not share them.
-        with mpl.rc_context(_STYLE | {"svg.hashsalt": title}):
+        with svg.style(title):
             figure = draw(report)
             if figure is not None:
-                found.append(Plot(title, note, _svg(figure, title)))
+                found.append(Plot(title, note, svg.inline(figure, title)))
     return found
 
 
@@ -110,7 +62,7 @@ def _speed_up(report: Report) -> Figure | None:
     lengths = _draft_lengths(report)[1:]
     figure, panels = _temperature_panels(report, 3.2)
     for axes, temperature in panels:
-        axes.axhline(1, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.axhline(1, color=svg.INK, linewidth=1, linestyle=(0, (4, 3)))
         for colour, load in zip(_colours(), _loads(report), strict=False):
             results = _where(report, load=load, temperature=temperature)
             found = [result for result in results if result.setting.draft_length != 0 and result.speed_up]
@@ -252,7 +204,7 @@ def _shares(results: Sequence[Result]) -> list[float]:
 
 def _colours() -> Iterator[str]:
     while True:
-        yield from _SERIES
+        yield from svg.SERIES
 
 
 def _points(axes: Axes, at: list[int], values: list[tuple[float, ...]], colour: str, label: str) -> None:
@@ -287,23 +239,8 @@ def _panels(
 
     columns = columns or len(values)
     rows = -(-len(values) // columns)
-    figure = Figure(figsize=(_WIDTH, height * rows))
+    figure = Figure(figsize=(svg.WIDTH, height * rows))
     grid = list(figure.subplots(rows, columns, squeeze=False, sharey=is_same_scale).flat)
     for unused in grid[len(values) :]:
         unused.set_visible(False)
     return figure, list(zip(grid, values, strict=False))
-
-
-def _svg(figure: Figure, title: str) -> str:
-    """The figure as an element of a page."""
-    written = io.StringIO()
-    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = written.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names that nothing refers to, and that every figure has
-    for size in ("width", "height"):
-        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    for colour, name in _VARIABLES.items():
-        svg = svg.replace(colour, f"var(--{name})")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

@@ -119,7 +119,7 @@ _SPECULATION: list[Column] = [
     ("tokens/round", lambda result: _number(result.tokens_per_round, ".2f")),
     ("predicted", lambda result: _number(result.predicted_tokens_per_round, ".2f")),
     ("α", lambda result: _number(result.acceptance_rate, ".3f")),
-    ("drafted", lambda result: str(result.drafted)),
+    ("drafted/round", lambda result: _number(result.drafted / result.rounds if result.rounds else None, ".2f")),
     ("by position, %", _positions),
 ]
 _SPECULATION_NOTE = (

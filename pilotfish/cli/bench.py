@@ -263,7 +263,7 @@ def _prepare(out: Path) -> None:
     Raises:
         PilotfishError: it cannot.
     """
-    from pilotfish.bench.plots import require_matplotlib
+    from pilotfish.bench.svg import require_matplotlib
 
     require_matplotlib()
     try:
