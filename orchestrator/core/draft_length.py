@@ -30,14 +30,19 @@ from orchestrator.core.survival import Doubles, Longs, Survival
 
 Bools = npt.NDArray[np.bool_]
 
-TRIAL = (4, 0, 2)
+TRIAL = (4, 0, 2, 1)
 """Lengths tried in turn while calibrating."""
 
-TRIAL_DRAFTED, TRIAL_PLAIN = 6, 3
+TRIAL_DRAFTED, TRIAL_PLAIN = 9, 3
 """Rounds with and without draft tokens that end it."""
 
-PLAIN_COST = 0.005
-"""Share of the rate that plain rounds may cost while drafting pays; they show what it is compared with."""
+CHECK_COST = 0.005
+"""Share of the rate that checks may cost while drafting pays: rounds of length 0, with which it is compared, and
+in turn with them rounds of half the lengths, between which a straight line may be wrong."""
+
+CLEAR_GAIN = 0.1
+"""Share of the rate that ends a rest at once. A smaller one may not repay the prefill of rows that are far behind:
+it waits until an excursion is within its budget."""
 
 BETTER = 1.02
 """Lengths change only for a rate so much higher, so that noise in the times does not move them."""
@@ -90,7 +95,7 @@ class DraftLengths:
         self._pass = StepTimes()
         self._survival = Survival()
         self._probing = Probing()
-        self._trials = self._drafted = self._plain = self._since_plain = 0
+        self._trials = self._drafted = self._plain = self._since_check = self._checks = 0
 
     def learn(self, seen: Round) -> None:
         """Takes in one round."""
@@ -124,10 +129,10 @@ class DraftLengths:
         if self._drafted < TRIAL_DRAFTED or self._plain < TRIAL_PLAIN:
             self._trials += 1
             return nothing + TRIAL[self._trials % len(TRIAL)]
-        lengths, gain = self._best(rows, free, replicas)
-        if lengths.any():
+        lengths, gain, all_ready = self._best(rows, free, replicas)
+        if lengths.any() and (gain > CLEAR_GAIN or self._probing.may_begin):
             self._probing.drafting()
-            return nothing if self._is_plain_due(len(rows), gain) else lengths
+            return self._check(lengths) if all_ready and self._is_check_due(len(rows), gain) else lengths
         if self._probing.begins():
             self._survival.doubt()
         if self._probing.is_probing:
@@ -135,26 +140,29 @@ class DraftLengths:
             return np.array([PROBE_LENGTH * (request is probed) for request in rows], np.int64)
         return nothing
 
-    def _is_plain_due(self, rows: int, gain: float) -> bool:
+    def _is_check_due(self, rows: int, gain: float) -> bool:
         """Seldom, but not while few plain rounds of that size were seen."""
-        self._since_plain += 1
-        if gain <= 0 or self._since_plain < min(gain / PLAIN_COST, 2 * self._rest.count(rows)):
-            return False
-        self._since_plain = 0
-        return True
+        self._since_check += 1
+        return self._since_check >= min(gain / CHECK_COST, 2 * self._rest.count(rows))
 
-    def _best(self, rows: Sequence[Request], free: Bools, replicas: int) -> tuple[Longs, float]:
-        """The best lengths, and the share of the rate that comes of them.
+    def _check(self, lengths: Longs) -> Longs:
+        self._since_check, self._checks = 0, self._checks + 1
+        return lengths // 2 if self._checks % 2 else 0 * lengths
 
-        A row that is far behind gets what it is to draft once it has caught up; the share is then unknown, 0.
+    def _best(self, rows: Sequence[Request], free: Bools, replicas: int) -> tuple[Longs, float, bool]:
+        """The best lengths, the share of the rate that comes of them, and whether every row is ready to draft.
+
+        A row that is far behind gets what it is to draft once it has caught up, and counts as if it had.
         """
         costs = Costs(self._rest.seconds, self._pass.seconds, replicas)
         outlook = _Outlook(rows, free, self._survival.chances(rows), costs)
         lengths = outlook.best(free)
+        gain = outlook.gain(lengths)
         ready = np.array([request.draft_lag <= PROPOSE_BEHIND for request in rows], np.bool_)
-        if lengths.any() and not ready[free].all():
-            return np.where(ready, outlook.best(free & ready), lengths), 0.0
-        return lengths, outlook.gain(lengths)
+        all_ready = bool(ready[free].all())
+        if lengths.any() and not all_ready:
+            lengths = np.where(ready, outlook.best(free & ready), lengths)
+        return lengths, gain, all_ready
 
     def _lost(self, seen: Round) -> float:
         """Seconds beyond what plain decoding would have taken for the same tokens."""

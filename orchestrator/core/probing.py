@@ -68,6 +68,11 @@ class Probing:
         self._excursion = self._excursion or _Excursion(is_probe=False)
         self._excursion.is_probe = False
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether an excursion is under way, or the loss of the last one made up for."""
+        return self._excursion is not None or self._elapsed >= self._next_at
+
     def begins(self) -> bool:
         """Ends an excursion that has come to nothing; whether a probe begins next round.
 
@@ -75,7 +80,7 @@ class Probing:
         """
         if self._excursion is not None and not self.is_probing:
             self._rest(self._excursion)
-        if self._excursion is not None or self._elapsed < self._next_at:
+        if self._excursion is not None or not self.may_begin:
             return False
         self._excursion = _Excursion(is_probe=True)
         return True
@@ -100,8 +105,12 @@ class Probing:
         return self._excursion.probed
 
     def _rest(self, ended: _Excursion) -> None:
-        """Whatever noise says of the loss, a probe that failed lost the time it waited, and no gain repaid it."""
-        lost = max(ended.lost, ended.waited) if ended.is_probe else ended.lost
+        """Whatever noise says of the loss, a probe that came to nothing lost the time it waited.
+
+        A gain does not shorten a wait, so that a load to and fro between the two is not probed each time.
+        """
+        lost = max(ended.lost, ended.waited) if ended.is_probe else max(ended.lost, 0.0)
         self._gainless = self._gainless + 1 if lost > 0 else 0
-        self._next_at = self._elapsed + max(lost, 0.0) / BUDGET * 2 ** min(max(self._gainless - 1, 0), MOST_DOUBLINGS)
+        wait = lost / BUDGET * 2 ** min(max(self._gainless - 1, 0), MOST_DOUBLINGS)
+        self._next_at = max(self._next_at, self._elapsed + wait)
         self._excursion = None

@@ -1,0 +1,337 @@
+"""Adaptive draft lengths under a virtual clock, against every fixed length on the same deployment.
+
+``Virtual`` is the round without its tokens: rows keep each draft token with a chance of their own, and
+steps take what a cost function says, times noise. Thousands of rounds a second, so that rates settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from fakes import plain_text
+from simulator import Costs, Simulator
+
+from orchestrator.core.draft_length import DraftLengths, Round
+from orchestrator.core.pages import PagePool, RowCache
+from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Params, Request, State
+
+FIXED = (0, 1, 2, 3, 4, 6, 8, 16)
+PREFILL = 2e-4  # seconds that a caught up token takes from the target's step
+CATCH_UP = 64  # tokens a round and row
+
+
+@dataclass
+class Virtual:
+    """A target, a draft and so many rows at a time; a row that ends is followed by a new one.
+
+    Attributes:
+        rows: at once.
+        target: seconds of a step over its tokens.
+        draft_pass: seconds of a pass over its rows.
+        chance: that a row keeps a draft token, given all before it, at a time.
+        noise: of the logarithm of every time.
+        length: of every request; None adapts.
+    """
+
+    rows: int
+    target: Callable[[float], float]
+    draft_pass: Callable[[float], float]
+    chance: Callable[[float, Request], float]
+    noise: float = 0.1
+    length: int | None = None
+    completion: int = 200
+    now: float = 0.0
+    tokens: int = 0
+    catch_up_tokens: int = 0
+    lengths: list[list[int]] = field(default_factory=list)  # round by round
+
+    def __post_init__(self) -> None:
+        self.choice = DraftLengths()
+        self._draws = np.random.default_rng(1)
+        self._pool = PagePool(0, 4000, 16)
+        self._running: list[Request] = []
+        self._count = 0
+
+    def run(self, rounds: int) -> float:
+        """Tokens per second over so many rounds."""
+        since, before = self.now, self.tokens
+        for _ in range(rounds):
+            self.round()
+        return (self.tokens - before) / (self.now - since)
+
+    def round(self) -> None:
+        self._running = [request for request in self._running if request.draft_room >= 0 and not self._ended(request)]
+        while len(self._running) < self.rows:
+            self._running.append(self._new())
+        rows, began = self._running, self.now
+        asked = [row.draft_limit if row.draft_lag <= PROPOSE_BEHIND else 0 for row in rows]
+        depth, drafted = max(asked), sum(asked)
+        waited = depth * self.draft_pass(drafted / depth) * self._noise() if depth else 0.0
+        verified = self.target(len(rows) + drafted) * self._noise()
+        self.choice.choose(rows, replicas=1)
+        caught_up = sum(self._catch_up(row) for row in rows)
+        self.now += waited + verified + PREFILL * caught_up
+        self.lengths.append(asked)
+        self.catch_up_tokens += caught_up
+        self.choice.learn(self._accept(rows, asked, self.now - began, waited, caught_up > 0))
+
+    def _accept(self, rows: list[Request], asked: list[int], seconds: float, waited: float, caught_up: bool) -> Round:
+        judged, kept, spoken_on, committed = [], [], [], 0
+        for row, length in zip(rows, asked, strict=True):
+            misses = np.flatnonzero(self._draws.random(length) >= self.chance(self.now, row))
+            accepted = int(misses[0]) if len(misses) else length
+            got = min(accepted + 1, row.draft_room + 1)
+            if length:
+                assert row.draft is not None
+                row.draft.cache.length = row.length + min(accepted, got - 1)
+                judged.append(row)
+                kept.append(min(accepted, got))
+                spoken_on.append(min(accepted + 1, length, got))
+            row.append([0] * got)
+            row.round_index += 1
+            committed += got
+        self.tokens += committed
+        return Round(
+            seconds=seconds,
+            draft_seconds=waited,
+            rows=len(rows),
+            tokens=len(rows) + sum(asked),
+            committed=committed,
+            depth=max(asked),
+            drafted=sum(asked),
+            replicas=1,
+            has_prefill=False,
+            caught_up=caught_up,
+            was_behind=False,
+            judged=judged,
+            kept=np.array(kept, np.int64),
+            spoken_on=np.array(spoken_on, np.int64),
+        )
+
+    def _catch_up(self, row: Request) -> int:
+        if row.draft_limit == 0 or row.draft_lag <= PROPOSE_BEHIND:
+            return 0
+        assert row.draft is not None
+        count = min(CATCH_UP, row.draft_lag - 1)
+        row.draft.cache.length += count
+        return count
+
+    def _new(self) -> Request:
+        self._count += 1
+        prompt, more = int(self._draws.integers(40, 80)), int(self._draws.integers(0, self.completion))
+        params = Params(max_tokens=self.completion + more, draft_length=self.length)
+        request = Request(str(self._count), np.zeros(prompt, np.int32), params)
+        request.draft = DraftPlace("d0", RowCache(self._pool))
+        return request
+
+    def _ended(self, request: Request) -> bool:
+        return request.generated >= request.params.max_tokens
+
+    def _noise(self) -> float:
+        return float(np.exp(self._draws.normal(0, self.noise)))
+
+
+def cpu(tokens: float) -> float:
+    """A target whose verification is almost free, as on a CPU: 20 ms, 1.5 % more for each token."""
+    return 0.020 * (1 + 0.015 * tokens)
+
+
+def saturated(tokens: float) -> float:
+    """A target that is bound by arithmetic from eight tokens on."""
+    return 0.020 * max(1.0, tokens / 8)
+
+
+def draft(seconds: float) -> Callable[[float], float]:
+    return lambda rows: seconds * (1 + 0.01 * rows)
+
+
+def always(chance: float) -> Callable[[float, Request], float]:
+    return lambda now, row: chance
+
+
+REGIMES = {
+    "a good draft, cheap": (cpu, draft(0.002), always(0.8)),
+    "a good draft, dear": (cpu, draft(0.012), always(0.9)),
+    "a bad draft, cheap": (cpu, draft(0.001), always(0.3)),
+    "a useless draft": (cpu, draft(0.004), always(0.01)),
+    "a useless draft, dear": (cpu, draft(0.030), always(0.01)),
+    "verification dear": (saturated, draft(0.002), always(0.7)),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_it_comes_up_to_the_best_fixed_length(regime: str, rows: int) -> None:
+    adaptive = Virtual(rows, *REGIMES[regime])
+    adaptive.run(100)
+    found = adaptive.run(1500)
+    rates = {length: Virtual(rows, *REGIMES[regime], length=length).run(6000 // (3 + rows)) for length in FIXED}
+    best = max(rates, key=rates.__getitem__)
+    assert found >= 0.97 * rates[0], "slower than without a draft"
+    assert found >= 0.95 * rates[best], f"length {best} gives {rates[best]:.0f} tokens/s, adaptive {found:.0f}"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_noise_of_a_third_neither_fools_it_nor_moves_it_every_round(rows: int) -> None:
+    for regime in ("a good draft, cheap", "a useless draft", "verification dear"):
+        adaptive, plain = (Virtual(rows, *REGIMES[regime], noise=0.3, length=length) for length in (None, 0))
+        adaptive.run(300)
+        assert adaptive.run(1500) >= 0.97 * plain.run(1500)
+    steady = Virtual(1, *REGIMES["a good draft, cheap"], noise=0.3)
+    steady.run(1000)
+    changes = np.count_nonzero(np.diff([max(asked) for asked in steady.lengths[-500:]]))
+    assert changes < 100
+
+
+def test_each_row_gets_what_its_own_draft_tokens_are_worth() -> None:
+    """Rows of two kinds at once; one length for all is best for neither."""
+    virtual = Virtual(8, cpu, draft(0.001), lambda now, row: 0.95 if int(row.id) % 2 else 0.2, completion=2000)
+    virtual.run(600)
+    kinds = {0: 0, 1: 0}
+    for row in virtual._running:
+        kinds[int(row.id) % 2] = row.draft_length
+    assert kinds[1] >= kinds[0] + 3
+
+
+def test_it_follows_a_draft_that_collapses_and_recovers() -> None:
+    """Between 60 s and 160 s nothing is kept."""
+    virtual = Virtual(4, cpu, draft(0.002), lambda now, row: 0.02 if 60 < now < 160 else 0.8)
+    while virtual.now < 62:
+        virtual.round()
+    collapsed = len(virtual.lengths)
+    while virtual.now < 160:
+        virtual.round()
+    recovered = len(virtual.lengths)
+    idle = sum(not any(asked) for asked in virtual.lengths[collapsed:])
+    assert idle > 0.97 * (recovered - collapsed)
+    plain = Virtual(4, cpu, draft(0.002), always(0.8), length=0)
+    while virtual.now < 300 and not all(virtual.lengths[-1]):
+        virtual.round()
+    assert virtual.now < 300, "it never tried again"
+    assert virtual.run(500) > 1.7 * plain.run(500)
+
+
+def test_a_draft_that_never_pays_loses_a_hundredth_at_most_and_less_and_less() -> None:
+    """With its prefill, which takes cores from the target."""
+    plain = Virtual(2, cpu, draft(0.010), always(0.05), noise=0.0, length=0)
+    virtual = Virtual(2, cpu, draft(0.010), always(0.05), noise=0.0)
+    virtual.run(100)
+    assert virtual.run(4000) > 0.985 * plain.run(4000)
+    tried = virtual.catch_up_tokens
+    assert virtual.run(8000) > 0.995 * plain.run(8000)
+    assert virtual.catch_up_tokens > tried, "it gave up for good"
+
+
+def test_a_batch_that_grows_and_shrinks_goes_its_own_way_each_time() -> None:
+    virtual = Virtual(16, saturated, draft(0.002), always(0.7))
+    virtual.run(300)
+    assert not any(virtual.lengths[-1])
+    virtual.rows = 1
+    virtual._running = virtual._running[:1]
+    virtual.run(100)
+    alone = np.mean([max(asked) for asked in virtual.lengths[-50:]])
+    assert alone > 1.5
+    virtual.rows = 16
+    virtual.run(100)
+    assert np.mean([sum(asked) for asked in virtual.lengths[-50:]]) < 2
+
+
+def test_another_drafter_is_tried_from_the_start() -> None:
+    virtual = Virtual(1, cpu, draft(0.002), always(0.01), completion=5000)
+    virtual.run(200)
+    assert not any(virtual.lengths[-1])
+    virtual.chance = always(0.9)
+    virtual.choice.forget_draft()
+    virtual.run(40)
+    assert max(virtual.lengths[-1]) > 2
+
+
+# The scheduler
+
+
+def adaptive_simulator(agreement: float, draft_step: int = 100) -> Simulator:
+    simulator = Simulator()
+    simulator.open_target(pages=200)
+    simulator.open_draft("d0", pages=200, agreement=agreement, costs=Costs(draft_step, 1))
+    return simulator
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 50, length).tolist()
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.6, 1.0])
+def test_the_text_is_the_targets_own_whatever_is_chosen(agreement: float) -> None:
+    simulator = adaptive_simulator(agreement)
+    for index in range(3):
+        simulator.submit(f"r{index}", prompt(index, 45), 60, None, temperature=float(index), seed=index)
+    simulator.run()
+    for index in range(3):
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 45), 60, float(index), index)
+
+
+def test_a_good_draft_is_used_and_a_useless_one_is_let_be() -> None:
+    good, useless = adaptive_simulator(1.0), adaptive_simulator(0.0, draft_step=1000)
+    for simulator in (good, useless):
+        simulator.submit("r", prompt(1, 45), 200, None)
+        simulator.run()
+    assert good.rounds < 60
+    later = [line for line in useless.trace[len(useless.trace) // 2 :] if line.startswith("  d0")]
+    assert len(later) < 12
+
+
+def test_while_the_draft_rests_new_prompts_are_not_sent_to_it() -> None:
+    simulator = adaptive_simulator(0.0, draft_step=3000)
+    simulator.submit("first", prompt(1, 45), 150, None)
+    simulator.run()
+    begun = len(simulator.trace)
+    simulator.submit("second", prompt(2, 60), 20, None)
+    simulator.run()
+    assert not [line for line in simulator.trace[begun:] if line.startswith("  d0")]
+    assert simulator.texts["second"] == plain_text(prompt(2, 60), 20)
+
+
+def test_a_row_that_drafts_no_more_gives_its_draft_pages_back() -> None:
+    simulator = adaptive_simulator(0.0, draft_step=3000)
+    request = simulator.submit("r", prompt(1, 45), 150, None)
+    while request.state is not State.FINISHED and request.generated < 120:
+        simulator.round()
+    assert request.draft is None
+    pool = simulator.scheduler.drafting.replicas["d0"].pool
+    assert pool.available == pool.page_count
+
+
+def test_a_request_that_names_a_length_gets_it_beside_others_that_do_not() -> None:
+    simulator = adaptive_simulator(1.0)
+    simulator.submit("named", prompt(1, 20), 60, 3)
+    simulator.submit("none", prompt(2, 20), 60, 0)
+    simulator.submit("free", prompt(3, 20), 60, None)
+    simulator.run()
+    drafted = {name: [] for name in ("named", "none", "free")}
+    for line in simulator.trace:
+        if line.startswith("  verify "):
+            name, count = line.split()[1], int(line.split()[-2])
+            drafted[name].append(count)
+    assert drafted["named"][:-1] == [3] * (len(drafted["named"]) - 1)
+    assert set(drafted["none"]) == {0}
+    assert len(set(drafted["free"])) > 1
+
+
+def test_a_replica_with_other_weights_is_another_drafter() -> None:
+    simulator = adaptive_simulator(0.0, draft_step=3000)
+    simulator.submit("r", prompt(1, 45), 400, None)
+    for _ in range(100):
+        simulator.round()
+    simulator.lose_draft("d0")
+    simulator.open_draft("d1", pages=200, agreement=1.0)
+    replica = simulator.scheduler.drafting.replicas["d1"]
+    for _ in range(30):
+        simulator.round()
+    assert not [line for line in simulator.trace if "d1" in line], "the same weights need no new trial"
+    replica.grant = replace(replica.grant, weights_hash="other")
+    for _ in range(30):
+        simulator.round()
+    assert [line for line in simulator.trace if "d1 proposes" in line]
