@@ -101,6 +101,29 @@ def test_preempted_requests_keep_their_texts(
         deployment.check_pools()
 
 
+def test_a_server_that_chooses_draft_lengths_writes_the_same_text(
+    tiny_folder: Path,
+    tiny_target: LoadedModel,
+    tiny_draft: LoadedModel,
+    other_draft: LoadedModel,
+    reference: dict[str, tuple[int, ...]],
+) -> None:
+    for draft in (tiny_draft, other_draft):
+        deployment = Deployment(tiny_folder, tiny_target, (draft,), draft_length="auto")
+        with deployment, deployment.client() as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
+            info = client.server_info()
+            assert (info.draft_length, info.adaptive_draft_length) == (16, True)
+            for _ in range(3):
+                completions = pool.map(lambda p, c=client: c.generate(p, SamplingParams(max_tokens=40)), PROMPTS)
+                assert [each.token_ids for each in completions] == [reference[prompt] for prompt in PROMPTS]
+            named = client.generate(PROMPTS[0], SamplingParams(max_tokens=21, ignore_eos=True, draft_length=3))
+            assert max(piece.drafted for piece in named.pieces) == 3
+            plain = client.generate(PROMPTS[0], SamplingParams(max_tokens=21, draft_length=0))
+            assert plain.usage.drafted == 0
+            wait_until_idle(deployment)
+            deployment.check_pools()
+
+
 def test_seeded_text_is_the_same_whichever_draft_length_and_batch(
     tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, other_draft: LoadedModel
 ) -> None:
