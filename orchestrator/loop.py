@@ -43,6 +43,9 @@ DraftReplies = dict[str, asyncio.Future[Reply[DraftResult]]]
 EMIT_ROWS = 8
 """Rows whose text is sent before anything else has its turn."""
 
+EMIT_EARLY = 32
+"""Most rows whose text is sent while replicas draft; more wait for the target, which takes longer."""
+
 
 class RoundClock:
     """Splits one round into its parts; all in seconds of ``time.perf_counter``."""
@@ -191,7 +194,7 @@ class Loop:
             replica.begin_round(is_late=stream.is_late, is_behind=stream.is_busy)
         drafts = self.scheduler.plan_proposals()
         sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
-        if replies:
+        if replies and len(self._runs) <= EMIT_EARLY:
             self._may_emit.set()
         if target is None or self.target is not target:
             return

@@ -44,8 +44,8 @@ def test_the_text_is_the_targets_own_whatever_is_drafted(tiny_folder: Path, draf
 def test_rows_that_share_batches_pages_and_replicas(
     tiny_folder: Path, replicas: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prompts = [[20 + row % 3, *PROMPT, *range(20, 20 + row)] for row in range(24)]
-    with deploy(tiny_folder, replicas, pages=90) as deployment, ThreadPoolExecutor(24) as threads:
+    prompts = [[20 + row % 3, *PROMPT, *range(20, 20 + row)] for row in range(48)]
+    with deploy(tiny_folder, replicas, pages=180) as deployment, ThreadPoolExecutor(48) as threads:
         found = list(threads.map(lambda prompt: ask(deployment, prompt, max_tokens=40), prompts))
         deployment.check_pools()
     assert [list(completion.token_ids) for completion in found] == [greedy(prompt, 40) for prompt in prompts]
