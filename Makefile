@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint protos
+.PHONY: help setup demo bench test lint protos
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ setup: $(INSTALLED) ## Make .venv and install Pilotfish with its tools (PYTHON=p
 
 demo: $(INSTALLED) ## Start all services on SmolLM2-135M, answer, and measure with and without the draft
 	$(BIN)/pilotfish demo
+
+bench: $(INSTALLED) ## Start all services and measure them, with the draft and without (ARGS="--concurrency 1,4")
+	$(BIN)/pilotfish bench --up "" $(ARGS)
 
 test: $(INSTALLED) ## Run every test (ARGS="-k client" runs some)
 	$(BIN)/python -m pytest $(ARGS)

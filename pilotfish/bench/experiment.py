@@ -13,6 +13,7 @@ from pilotfish.bench.records import Load, Pass, Setting
 from pilotfish.client.params import SamplingParams
 
 _WARM_UP_TOKENS = 8
+_WARM_UP_CONCURRENCY = 4  # where arrivals, not a number at once, make the load
 _PROMPTS, _ARRIVALS = 0, 1  # what random numbers are for
 
 
@@ -90,7 +91,7 @@ async def measure(
 
 async def warm_up(sweep: Sweep, vocab_size: int, generator: LoadGenerator) -> None:
     """Asks every prompt for a few tokens, so that no pass is the first to find caches empty and code cold."""
-    load = Load(concurrency=max(load.concurrency or 1 for load in sweep.loads))
+    load = Load(concurrency=max(load.concurrency or _WARM_UP_CONCURRENCY for load in sweep.loads))
     params = SamplingParams(
         max_tokens=min(_WARM_UP_TOKENS, sweep.max_tokens), draft_length=sweep.draft_lengths[-1], ignore_eos=True
     )

@@ -49,8 +49,8 @@ def plots(report: Report) -> list[Plot]:
     return found
 
 
-_SPEED_UP_NOTE = "Over speculation off in the same run. Points are medians; the thin bars span the repeats."
-_THROUGHPUT_NOTE = "All requests together. Points are medians; the thin bars span the repeats."
+_SPEED_UP_NOTE = "Over speculation off in the same run. Points are medians; the bars span the repeats."
+_THROUGHPUT_NOTE = "All requests together. Points are medians; the bars span the repeats."
 _ACCEPTANCE_NOTE = "Of the draft tokens at each depth whose parents were all kept, the share that was kept."
 _SPLIT_NOTE = "Medians of each part of a round; the number at the end is the tokens that a round brings."
 _LATENCY_NOTE = "The share of requests, or of tokens, that waited at most so long."
@@ -59,14 +59,14 @@ _LATENCY_NOTE = "The share of requests, or of tokens, that waited at most so lon
 def _speed_up(report: Report) -> Figure | None:
     if not any(result.speed_up for result in report.results if result.setting.draft_length != 0):
         return None
-    lengths = _draft_lengths(report)[1:]
+    lengths, loads = _draft_lengths(report)[1:], _loads(report)
     figure, panels = _temperature_panels(report, 3.2)
     for axes, temperature in panels:
         axes.axhline(1, color=svg.INK, linewidth=1, linestyle=(0, (4, 3)))
-        for colour, load in zip(_colours(), _loads(report), strict=False):
+        for index, (colour, load) in enumerate(zip(_colours(), loads, strict=False)):
             results = _where(report, load=load, temperature=temperature)
             found = [result for result in results if result.setting.draft_length != 0 and result.speed_up]
-            at = [lengths.index(result.setting.draft_label) for result in found]
+            at = [lengths.index(result.setting.draft_label) + _beside(index, len(loads)) for result in found]
             _points(axes, at, [result.pass_speed_ups for result in found], colour, load.label)
         axes.set_xticks(range(len(lengths)), lengths)
         axes.set_xlim(-0.4, len(lengths) - 0.6)
@@ -77,16 +77,17 @@ def _speed_up(report: Report) -> Figure | None:
 
 
 def _throughput(report: Report) -> Figure | None:
-    loads = _loads(report)
+    loads, lengths = _loads(report), _draft_lengths(report)
     if len(loads) < 2:
         return None
     figure, panels = _temperature_panels(report, 3.2)
     for axes, temperature in panels:
-        for colour, length in zip(_colours(), _draft_lengths(report), strict=False):
+        for index, (colour, length) in enumerate(zip(_colours(), lengths, strict=False)):
             found = [result for result in _where(report, length=length, temperature=temperature) if result.tokens_per_s]
-            at = [loads.index(result.setting.load) for result in found]
+            at = [loads.index(result.setting.load) + _beside(index, len(lengths)) for result in found]
             _points(axes, at, [result.pass_tokens_per_s for result in found], colour, f"K {length}")
         axes.set_xticks(range(len(loads)), [load.number for load in loads])
+        axes.set_xlim(-0.4, len(loads) - 0.6)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("requests at once" if loads[0].rate is None else "requests a second")
     panels[0][0].set_ylabel("tokens per second")
@@ -207,11 +208,16 @@ def _colours() -> Iterator[str]:
         yield from svg.SERIES
 
 
-def _points(axes: Axes, at: list[int], values: list[tuple[float, ...]], colour: str, label: str) -> None:
-    """A line through medians, and at each the span of what it is the median of."""
-    axes.plot(at, [statistics.median(each) for each in values], "o-", color=colour, label=label)
+def _beside(index: int, count: int) -> float:
+    """How far from its place a point stands, so that spans at one place can be told apart."""
+    return 0.04 * (index - (count - 1) / 2)
+
+
+def _points(axes: Axes, at: list[float], values: list[tuple[float, ...]], colour: str, label: str) -> None:
+    """A dotted line through medians, and at each the span of what it is the median of."""
+    axes.plot(at, [statistics.median(each) for each in values], "o:", linewidth=1.2, color=colour, label=label)
     for x, each in zip(at, values, strict=True):
-        axes.vlines(x, min(each), max(each), color=colour, linewidth=1)
+        axes.vlines(x, min(each), max(each), color=colour, linewidth=1.5)
 
 
 def _with_legend(figure: Figure, axes: Axes) -> Figure:
