@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from pilotfish.client.results import ServerInfo
 
 _SYNTHETIC_COUNT = 24  # requests of a pass, as many as there are prompts of our own
+_CONTRADICTIONS = {
+    ("up", "server"): "--up starts a server and --server names a running one; give one of them",
+    ("rate", "concurrency"): "--rate sends requests whether or not others run, --concurrency waits; give one",
+    ("prompts", "synthetic"): "--prompts and --synthetic both say what to ask; give one",
+    ("synthetic", "max_tokens"): "--synthetic has the number of tokens already, as OUT; leave --max-tokens out",
+}
 _INTERRUPTED = 130  # exit code, as of a command that Ctrl-C ends
 
 Number = TypeVar("Number", int, float)
@@ -93,14 +99,8 @@ def bench(
     """
     from pilotfish.bench.experiment import Sweep, Synthetic
 
-    if up is not None and _is_given(context, "server"):
-        raise typer.BadParameter("--up starts a server and --server names a running one; give one of them")
-    if concurrency is not None and rate is not None:
-        raise typer.BadParameter("--rate sends requests whether or not others run, --concurrency waits; give one")
-    if prompts is not None and synthetic is not None:
-        raise typer.BadParameter("--prompts and --synthetic both say what to ask; give one")
-    if synthetic is not None and _is_given(context, "max_tokens"):
-        raise typer.BadParameter("--synthetic has the number of tokens already, as OUT; leave --max-tokens out")
+    _refuse_contradictions(context)
+    flags = _flags(up)
     if out is not None:
         _prepare(out)
     lengths = _lengths(synthetic)
@@ -114,7 +114,7 @@ def bench(
         seed=seed,
     )
     asked = f"random, {lengths[0]} token ids" if lengths is not None else "our own" if prompts is None else prompts.name
-    with nullcontext(server) if up is None else running_server(shlex.split(up)) as address:
+    with nullcontext(server) if flags is None else running_server(flags) as address:
         report, is_whole = asyncio.run(_measure(sweep, address, timeout, asked, up))
     _show(report)
     if out is not None:
@@ -125,10 +125,21 @@ def bench(
         raise typer.Exit(1)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def _refuse_contradictions(context: typer.Context) -> None:
+    """Refuses options that stand on the command line together and cannot both be meant."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for pair, why in _CONTRADICTIONS.items():
+        if given >= set(pair):
+            raise typer.BadParameter(why)
+
+
+def _flags(up: str | None) -> list[str] | None:
+    """What to start a server with; None starts none."""
+    try:
+        return None if up is None else shlex.split(up)
+    except ValueError as error:
+        raise typer.BadParameter(f"--up is {up!r}, which is no command line ({error})") from error
 
 
 async def _measure(

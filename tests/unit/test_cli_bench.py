@@ -151,6 +151,7 @@ def test_nobody_there_says_how_to_start_somebody() -> None:
     "flags",
     [
         ["--up", "", "--server", "h:1"],
+        ["--up", "--target 'x"],
         ["--rate", "1", "--concurrency", "1"],
         ["--prompts", "f", "--synthetic", "1,1"],
         ["--synthetic", "1,1", "--max-tokens", "5"],
