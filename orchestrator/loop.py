@@ -44,7 +44,7 @@ EMIT_ROWS = 8
 """Rows whose text is sent before anything else has its turn."""
 
 EMIT_EARLY = 32
-"""Most rows whose text is sent while replicas draft; more wait for the target, which takes longer."""
+"""Most rows whose text is sent while replicas draft; more wait for the target, unless drafting took longer."""
 
 
 class RoundClock:
@@ -108,6 +108,7 @@ class Loop:
         self._outputs: dict[Request, Output] = {}
         self._runs: deque[tuple[Run, RoundTimes]] = deque()  # accepted, not yet emitted
         self._may_emit = asyncio.Event()
+        self._times = RoundTimes()  # of the last round
         self._wake = asyncio.Event()
         self._given_up: UnavailableError | None = None
         self._giving_up: asyncio.TimerHandle | None = None
@@ -194,7 +195,7 @@ class Loop:
             replica.begin_round(is_late=stream.is_late, is_behind=stream.is_busy)
         drafts = self.scheduler.plan_proposals()
         sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
-        if replies and len(self._runs) <= EMIT_EARLY:
+        if replies and (len(self._runs) <= EMIT_EARLY or self._times.draft_us > self._times.target_us):
             self._may_emit.set()
         if target is None or self.target is not target:
             return
@@ -217,7 +218,7 @@ class Loop:
             runs = []
         now = time.perf_counter()
         self.scheduler.timed(batch, drafts, runs, now - self._round_began, clock.draft_seconds)
-        times = clock.split(now)
+        times = self._times = clock.split(now)
         self._trace.round(self._round_began, now, len(batch.rows), times)
         self._round_began = now
         self._runs += [(run, times) for run in runs]

@@ -22,6 +22,7 @@ import grpc
 import pytest
 import torch
 from processes import runs
+from simulated import greedy
 from tiny_models import load_reference, make_tiny_llama
 
 from pilotfish import Client, NotFoundError, PilotfishError, SamplingParams
@@ -329,6 +330,16 @@ def test_a_killed_draft_is_reported_and_the_text_goes_on(target: Path) -> None:
         assert up.wait() == 0, up.stderr
     assert not any(map(runs, pids))
     assert "Traceback" not in up.stderr
+
+
+def test_simulated_workers_take_no_weights_and_write_what_the_prefix_says(target: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(target, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    flags = ["--simulate", "llama-8b-h100", "--replicas", "2", "--target", str(folder)]
+    with Up(*flags) as up, Client(up.address) as client:
+        completion = client.generate([30, 40, 50], SamplingParams(max_tokens=30, ignore_eos=True))
+        assert len(up.children("draft_svc")) == 2
+    assert list(completion.token_ids) == greedy([30, 40, 50], 30)
 
 
 def test_a_killed_target_stops_everything(target: Path) -> None:
