@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime.allocation import returned_when_freed
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.models.decoder import Decoder
 from pilotfish.runtime.models.native_decoder import NativeDecoder, why_not_native
@@ -65,8 +66,9 @@ def load_model(
     where = resolve_device(device)
     config = ModelConfig.from_folder(folder).with_layers(layers)
     tokenizer = tokenizer_hash(folder)
-    weights = load_weights(folder, config, resolve_dtype(dtype, where), where)
-    decoder = _create_decoder(config, weights, quantize, kernels)
+    with returned_when_freed():
+        weights = load_weights(folder, config, resolve_dtype(dtype, where), where)
+        decoder = _create_decoder(config, weights, quantize, kernels)
     suffix = "" if quantize == "none" else f":{quantize}"
     return LoadedModel(
         model_id=name or folder.resolve().name + suffix,
