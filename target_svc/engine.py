@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.noise import Purpose
-from pilotfish.runtime import sampling
+from pilotfish.runtime import cores, sampling
 from pilotfish.runtime.grants import PageGrants
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
@@ -78,8 +78,9 @@ class TargetEngine:
         started = time.perf_counter_ns()
         step.validate(grant)
         require_distinct_slots(step.rows, grant.page_size)
-        hidden = self._model.extend(step.rows)
-        draws = self._draw(step, self._model.logits(hidden, self._index(step.output_nodes)))
+        with cores.working():
+            hidden = self._model.extend(step.rows)
+            draws = self._draw(step, self._model.logits(hidden, self._index(step.output_nodes)))
         features = None
         if hidden.features is not None and len(step.feature_nodes):
             features = to_wire(hidden.features.index_select(0, self._index(step.feature_nodes)))

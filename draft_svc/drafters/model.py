@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draft_svc.drafters import Drafter, DrafterInfo, Proposals
 from pilotfish.noise import Purpose
-from pilotfish.runtime import sampling
+from pilotfish.runtime import cores, sampling
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.runtime.slots import Longs
@@ -62,6 +62,10 @@ class ModelDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, step: DraftStep) -> Proposals:
+        with cores.working():
+            return self._propose(step)
+
+    def _propose(self, step: DraftStep) -> Proposals:
         hidden = self._model.extend(step.rows)
         chains: list[list[int]] = [[] for _ in step.rows.lengths]
         supports: list[list[_Support]] = [[] for _ in step.rows.lengths]

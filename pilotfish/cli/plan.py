@@ -17,11 +17,14 @@ class Model:
     folder: Path
     layers: int | None = None
     """Serve only the first so many; None serves all."""
+    quantize: str | None = None
+    """How the weights are rounded; None leaves them as they are."""
 
     @property
     def label(self) -> str:
         """The name that clients and logs see."""
-        return self.name if self.layers is None else f"{self.name}:first-{self.layers}-layers"
+        layers = "" if self.layers is None else f":first-{self.layers}-layers"
+        return self.name + layers + ("" if self.quantize is None else f":{self.quantize}")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Plan:
     """Profile to simulate the workers by; None runs the models."""
     trace: Path | None = None
     """File for the orchestrator's trace; None writes none."""
+    share_cores: Path | None = None
+    """File by which the workers lend each other their cores."""
 
     @property
     def worker_count(self) -> int:
@@ -63,7 +68,13 @@ class Plan:
         argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT]
         argv += ["--threads", str(threads)] if self.simulate is None else ["--simulate", self.simulate]
         argv += self._logging()
-        given = {"--layers": model.layers, "--dtype": self.dtype, "--pages": self.pages}
+        given = {
+            "--layers": model.layers,
+            "--quantize": model.quantize,
+            "--dtype": self.dtype,
+            "--pages": self.pages,
+            "--share-cores": self.share_cores,
+        }
         return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
 
     def _logging(self) -> list[str]:

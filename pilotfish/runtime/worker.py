@@ -25,6 +25,10 @@ async def serve_worker(config: WorkerConfig, name: str, service: str, make: Make
         import torch  # simulated workers run without
 
         torch.set_num_threads(config.threads)
+    if config.share_cores is not None:
+        from pilotfish.runtime import cores
+
+        cores.share(config.share_cores, cores.threads())
     server, thread = Server(config.listen, service), ModelThread()
     try:
         add, streams = make(thread)

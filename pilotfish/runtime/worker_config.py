@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -52,6 +53,9 @@ class WorkerConfig(Settings):
 
     threads: int | None = Field(None, ge=1)
     """Threads of torch; default: its choice. Processes that share cores need counts that add up to them."""
+
+    share_cores: Path | None = None
+    """Workers of one host that name the same file lend each other the threads of those that wait."""
 
     def refuse_with_simulate(self, *names: str) -> None:
         """Raises ``InvalidArgumentError`` if one of these settings was given: a simulated worker has no use for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,9 @@ def processor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 def multiply(layer: NativeLinear, x: Tensor, norm: Tensor | None = None) -> Tensor:
     y = torch.full((len(x), layer.outputs), torch.nan)
-    workspace = native.library().pilotfish_workspace()
     pointer = None if norm is None else norm.data_ptr()
     arguments = (ctypes.byref(layer.struct), pointer, 1e-5, x.data_ptr(), len(x), layer.outputs, 2, y.data_ptr())
-    native.library().pilotfish_linear(workspace, *arguments)
-    native.library().pilotfish_free(workspace)
+    native.library().pilotfish_linear(*arguments)
     return y
 
 
@@ -139,6 +138,21 @@ def test_a_token_has_the_same_numbers_in_any_company(
     alone = states(folder, [[Row([token], i, [3, 1, 7])] for i, token in enumerate(TOKENS[:40])], **options)
     chunk = states(folder, [[*others, Row(TOKENS[:40], 0, [8, 2, 5])]], **options)[-40:]
     assert torch.equal(alone, chunk)
+
+
+def test_two_threads_may_run_one_model(model_folder: Callable[..., Path]) -> None:
+    """As a target that is its own draft does in the tests of whole deployments."""
+    model = load_model(model_folder(layers=3), device="cpu")
+
+    def run(seed: int) -> Tensor:
+        paged, tokens = PagedModel(model, pages=8), TOKENS[seed : seed + 60]
+        with torch.inference_mode():
+            return torch.cat([paged.extend(token_rows(Row([t], i, range(4)))).last for i, t in enumerate(tokens)])
+
+    expected = [run(seed) for seed in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        for got, wanted in zip(pool.map(run, [0, 1] * 4), expected * 4, strict=True):
+            assert torch.equal(got, wanted)
 
 
 def test_kernels_are_taken_where_they_can_be(model_folder: Callable[..., Path]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pilotfish.runtime import cores
 from pilotfish.runtime.attention import AttentionShape
 from pilotfish.runtime.batch import Batch
 from pilotfish.runtime.config import ModelConfig
@@ -47,7 +48,6 @@ class NativeDecoder(Decoder):
         self._norm = weights.pop("model.norm.weight").float()
         self._layers = [_Layer(weights, f"model.layers.{i}", quantized) for i in range(config.layers)]
         self._rope = Rope(config.rope, config.head_dim, self.device)
-        self._workspace = _Workspace()
 
     def create_attention(self, page_size: int) -> NativeAttention:
         config = self.config
@@ -62,7 +62,8 @@ class NativeDecoder(Decoder):
         captured = {"hidden.0": x.to(self.dtype, copy=True)} if "hidden.0" in features else {}
         run = library().pilotfish_layer
         for index, (layer, kv) in enumerate(zip(self._layers, cache.layers, strict=True), start=1):
-            run(self._workspace.handle, shape, layer.pointer, ctypes.byref(step), x.data_ptr(), kv.data_ptr())
+            step.threads = cores.threads()  # anew for each layer: others may begin to compute at any time
+            run(shape, layer.pointer, ctypes.byref(step), x.data_ptr(), kv.data_ptr())
             if (name := f"hidden.{index}") in features:
                 captured[name] = x.to(self.dtype, copy=True)
         if "final" in features:
@@ -73,14 +74,13 @@ class NativeDecoder(Decoder):
         rows, width = len(last), self._head.outputs
         logits = torch.empty(rows, width)
         library().pilotfish_linear(
-            self._workspace.handle,
             ctypes.byref(self._head.struct),
             self._norm.data_ptr(),
             self.config.rms_eps,
             last.data_ptr(),
             rows,
             width,
-            torch.get_num_threads(),
+            cores.threads(),
             logits.data_ptr(),
         )
         return logits
@@ -146,14 +146,3 @@ class _Layer:
             down=self._down.struct,
         )
         self.pointer = ctypes.byref(self._struct)
-
-
-class _Workspace:
-    """Scratch memory of the kernels, which grows to the largest step seen."""
-
-    def __init__(self) -> None:
-        self.handle = library().pilotfish_workspace()
-        self._free = library().pilotfish_free
-
-    def __del__(self) -> None:
-        self._free(self.handle)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pilotfish.runtime import cores
 from pilotfish.runtime.attention import Attention, AttentionShape
 from pilotfish.runtime.native.library import FLOAT_KINDS, Shape, Step, library
 from pilotfish.runtime.slots import Bools, Longs
@@ -53,7 +54,7 @@ class NativeAttention(Attention):
         pages = np.ascontiguousarray(kv_indices, np.int32)
         first_pages = np.repeat(kv_indptr[:-1], lengths).astype(np.int64)
         self._held = (pages, first_pages, seen.astype(np.int32), ancestors, bounds)
-        self.step = Step(tokens, torch.get_num_threads(), None, None, None, *(a.ctypes.data for a in self._held))
+        self.step = Step(tokens, cores.threads(), None, None, None, *(a.ctypes.data for a in self._held))
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         wide = q.float().contiguous()

@@ -82,7 +82,7 @@ Floats exponential(Floats x) {
 
 Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
 
-// Memory that grows and is never given back, so that a step of a size seen before allocates nothing.
+// Memory that grows and is kept, so that a step of a size seen before allocates nothing.
 template <class T>
 class Buffer {
   public:
@@ -160,6 +160,8 @@ struct Workspace {
     Buffer<int32_t> offsets;
 };
 
+thread_local Workspace work;  // of the thread that calls, so that several may
+
 // Threads
 
 // Calls body(begin, end) on a part of [0, count) per thread. Fewer than `least` are not worth waking a thread for.
@@ -205,8 +207,7 @@ void quantize_row(const float* x, int64_t size, int8_t* bytes, float* scales, in
 }
 
 // Rows of x, normed if there is a norm, in the form for `linear`.
-Operand prepare(Workspace& work, const Linear& linear, const float* norm, float eps, const float* x, int64_t rows,
-                int64_t threads) {
+Operand prepare(const Linear& linear, const float* norm, float eps, const float* x, int64_t rows, int64_t threads) {
     const int64_t in = linear.in, groups = in / kGroup;
     Operand operand;
     if (linear.kind == kFloat32 && !norm) {
@@ -458,9 +459,10 @@ float softmax_weights(float* x, int64_t count) {
         store(x + i, weights);
         if (i + kLanes <= count) total += weights;
     }
-    float sum_of = sum(total);
-    for (int64_t i = count / kLanes * kLanes; i < padded; i++) i < count ? sum_of += x[i] : x[i] = 0;
-    return sum_of;
+    float mass = sum(total);
+    for (int64_t i = count / kLanes * kLanes; i < count; i++) mass += x[i];
+    std::fill(x + count, x + padded, 0.0f);  // e**-87, the least there is, is not quite nothing
+    return mass;
 }
 
 // One token's query heads that share a head of K and V; scores: [heads, slots seen].
@@ -485,8 +487,9 @@ void attend(const Shape& shape, const Seen<T>& seen, int64_t kv_head, const floa
         }
     }
     for (int64_t g = 0; g < group; g++) {
-        const float inverse = 1.0f / softmax_weights(&scores[g * padded], seen.count);
-        for (int64_t i = 0; i < padded; i += kLanes) store(&scores[g * padded + i], load(&scores[g * padded + i]) * inverse);
+        float* own = &scores[g * padded];
+        const float inverse = 1.0f / softmax_weights(own, seen.count);
+        for (int64_t i = 0; i < padded; i += kLanes) store(own + i, load(own + i) * inverse);
     }
     std::fill(out, out + group * D, 0.0f);
     for (int64_t first = 0; first < padded; first += kLanes) {
@@ -576,7 +579,8 @@ int64_t packed_index(int64_t in, int64_t o, int64_t i, int64_t unit) {
     return ((o / kLanes * (in / unit) + i / unit) * kLanes + o % kLanes) * unit + i % unit;
 }
 
-// Puts 16 outputs side by side, `unit` neighbouring inputs of each together: [out, in] to [out / 16, in / unit, 16, unit].
+// Puts 16 outputs side by side, `unit` neighbouring inputs of each together: [out, in] becomes
+// [out / 16, in / unit, 16, unit].
 template <class T>
 void pack(const T* from, int64_t out, int64_t in, int64_t unit, T* to) {
     for (int64_t o = 0; o < out; o++)
@@ -603,10 +607,6 @@ float weight(const Linear& linear, int64_t o, int64_t i) {
 
 extern "C" {
 
-void* pilotfish_workspace() { return new Workspace; }
-
-void pilotfish_free(void* workspace) { delete static_cast<Workspace*>(workspace); }
-
 // Weights [out, in] of `bytes` each (4, 2 or 1) into panels; `out` a multiple of 16, `in` one of `unit`.
 void pilotfish_pack(int64_t bytes, const void* from, int64_t out, int64_t in, int64_t unit, void* to) {
     if (bytes == 4) pack(static_cast<const uint32_t*>(from), out, in, unit, static_cast<uint32_t*>(to));
@@ -615,9 +615,9 @@ void pilotfish_pack(int64_t bytes, const void* from, int64_t out, int64_t in, in
 }
 
 // y = norm(x) @ weights.T + bias: [rows, in] to [rows, width], the first `width` outputs; without a norm if null.
-void pilotfish_linear(void* workspace, const Linear* linear, const float* norm, float eps, const float* x, int64_t rows,
-                      int64_t width, int64_t threads, float* y) {
-    const Operand operand = prepare(*static_cast<Workspace*>(workspace), *linear, norm, eps, x, rows, threads);
+void pilotfish_linear(const Linear* linear, const float* norm, float eps, const float* x, int64_t rows, int64_t width,
+                      int64_t threads, float* y) {
+    const Operand operand = prepare(*linear, norm, eps, x, rows, threads);
     product(*linear, operand, rows, threads, [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
         for (int p = 0; p < 2; p++) {
             const int64_t first = (panel + p) * kLanes, lanes = std::min<int64_t>(kLanes, width - first);
@@ -639,14 +639,13 @@ void pilotfish_attention(const Shape* shape, const Step* step, const float* q, v
 }
 
 // One layer: x [tokens, hidden] changes in place, K and V go to the cache.
-void pilotfish_layer(void* workspace, const Shape* shape, const Layer* layer, const Step* step, float* x, void* kv) {
-    Workspace& work = *static_cast<Workspace*>(workspace);
+void pilotfish_layer(const Shape* shape, const Layer* layer, const Step* step, float* x, void* kv) {
     const int64_t tokens = step->tokens, threads = step->threads, hidden = shape->hidden;
     const int64_t q_width = shape->heads * shape->head_dim, width = q_width + 2 * shape->kv_heads * shape->head_dim;
     const bool is_float = shape->cache_kind == kFloat32;
 
     float* qkv = work.qkv.room(tokens * width);
-    pilotfish_linear(workspace, &layer->qkv, layer->attention_norm, shape->eps, x, tokens, width, threads, qkv);
+    pilotfish_linear(&layer->qkv, layer->attention_norm, shape->eps, x, tokens, width, threads, qkv);
     (is_float ? place<float> : place<uint16_t>)(*shape, *layer, *step, qkv, kv);
     float* context = work.context.room(tokens * q_width);
     (is_float ? attention<float> : attention<uint16_t>)(*shape, *step, qkv, width, kv, context);
@@ -656,16 +655,16 @@ void pilotfish_layer(void* workspace, const Shape* shape, const Layer* layer, co
         store(to, load(to) + y0);
         store(to + kLanes, load(to + kLanes) + y1);
     };
-    product(layer->output, prepare(work, layer->output, nullptr, 0, context, tokens, threads), tokens, threads, add);
+    product(layer->output, prepare(layer->output, nullptr, 0, context, tokens, threads), tokens, threads, add);
 
     const int64_t inner_size = layer->down.in;
     float* inner = work.inner.room(tokens * inner_size);
     const auto gate = [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
         store(inner + row * inner_size + panel / 2 * kLanes, silu(y0) * y1);
     };
-    const Operand normed = prepare(work, layer->gate_up, layer->mlp_norm, shape->eps, x, tokens, threads);
+    const Operand normed = prepare(layer->gate_up, layer->mlp_norm, shape->eps, x, tokens, threads);
     product(layer->gate_up, normed, tokens, threads, gate);
-    product(layer->down, prepare(work, layer->down, nullptr, 0, inner, tokens, threads), tokens, threads, add);
+    product(layer->down, prepare(layer->down, nullptr, 0, inner, tokens, threads), tokens, threads, add);
 }
 
 }  // extern "C"

@@ -92,18 +92,16 @@ class Step(ctypes.Structure):
 FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1}  # of a cache; `Kind` in kernels.cpp
 
 _PROTOTYPES = {
-    "pilotfish_workspace": (c_void_p, ()),
-    "pilotfish_free": (None, (c_void_p,)),
     "pilotfish_pack": (None, (c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
     "pilotfish_linear": (
         None,
-        (c_void_p, POINTER(Linear), c_void_p, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+        (POINTER(Linear), c_void_p, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     ),
     "pilotfish_embed": (None, (POINTER(Linear), c_void_p, c_int64, c_void_p)),
     "pilotfish_attention": (None, (POINTER(Shape), POINTER(Step), c_void_p, c_void_p, c_void_p)),
     "pilotfish_layer": (
         None,
-        (c_void_p, POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, c_void_p),
+        (POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, c_void_p),
     ),
 }
 
