@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic_settings import SettingsConfigDict
 
-from pilotfish import openmp
 from pilotfish.errors import PilotfishError
 from pilotfish.rpc.server import AddServices, run
 from pilotfish.runtime.worker_config import WorkerConfig
@@ -38,7 +38,8 @@ class DraftConfig(WorkerConfig):
 
 def main(argv: list[str]) -> None:
     """Serves until SIGINT or SIGTERM; a start that fails prints why and exits with status 2."""
-    openmp.configure()
+    # Idle OpenMP threads that spin would take the cores of the target beside this process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config = load(DraftConfig, argv, PROG)
     try:
         run(serve(config))

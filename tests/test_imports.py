@@ -16,14 +16,13 @@ OURS = ("pilotfish", "draft_svc", "target_svc", "orchestrator")
 # What each of our packages may import of ours beside itself. The longest name that fits a module counts.
 COMMON = ("pilotfish.errors", "pilotfish.noise", "pilotfish.steps")
 WIRE = ("pilotfish.rpc", "pilotfish.v1")
-WORKER = (*COMMON, *WIRE, "pilotfish.openmp", "pilotfish.runtime", "pilotfish.simulate")
+WORKER = (*COMMON, *WIRE, "pilotfish.runtime", "pilotfish.simulate")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.errors": (),
     "pilotfish.noise": (),
     "pilotfish.steps": ("pilotfish.errors",),
     "pilotfish.settings": ("pilotfish.errors",),
     "pilotfish.tokenizer_hash": ("pilotfish.errors",),
-    "pilotfish.openmp": (),
     "pilotfish.v1": (),
     "pilotfish.rpc": (*COMMON, "pilotfish.v1"),
     "pilotfish.client": ("pilotfish.errors", *WIRE),

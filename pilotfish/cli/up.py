@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from pilotfish import openmp
 from pilotfish.cli import children, options
 from pilotfish.cli.console import complain, note, stderr, waiting
 from pilotfish.cli.listen import require_free
@@ -258,5 +257,5 @@ def _cores() -> int:
 
 
 async def _start(name: str, argv: list[str], threads: int) -> children.Child:
-    env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", **openmp.ENVIRONMENT}
+    env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
     return await children.start(name, argv, env, _log)

@@ -24,7 +24,7 @@ import torch
 from pilotfish.errors import FailedPreconditionError
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-pthread", "-shared", "-fPIC")
 _COMPILE_TIMEOUT_S = 300
 
 log = logging.getLogger(__name__)
