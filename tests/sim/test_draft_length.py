@@ -335,3 +335,44 @@ def test_a_replica_with_other_weights_is_another_drafter() -> None:
     for _ in range(30):
         simulator.round()
     assert [line for line in simulator.trace if "d1 proposes" in line]
+
+
+def moved_to(costs: Costs) -> Simulator:
+    """A row of 300 tokens whose replica is lost, so that the next one has it all to catch up."""
+    simulator = Simulator(page_size=16)
+    simulator.open_target(pages=100)
+    simulator.open_draft("d0", pages=100, agreement=1.0)
+    simulator.submit("r", prompt(1, 300), 100, 4)
+    for _ in range(3):
+        simulator.round()
+    simulator.lose_draft("d0")
+    simulator.open_draft("d1", pages=100, agreement=1.0, costs=costs)
+    return simulator
+
+
+def test_what_a_replica_catches_up_at_once_shrinks_until_it_ends_before_the_targets_step() -> None:
+    simulator = moved_to(Costs(step=100, token=50))  # 64 tokens take 3.3 ms, the target's step 1 ms
+    replica, allowances = simulator.scheduler.drafting.replicas["d1"], []
+    while not any("d1 proposes" in line for line in simulator.trace):
+        simulator.round()
+        allowances.append(replica.allowance)
+    assert allowances[0] == 64
+    assert min(allowances) == 16
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 300), 100)
+
+
+def test_what_a_quick_replica_catches_up_at_once_grows() -> None:
+    simulator = moved_to(Costs(step=10, token=1))
+    for _ in range(4):
+        simulator.round()
+    assert sum("d1 catches up r" in line for line in simulator.trace) == 3  # 64 tokens, 128, the rest
+    assert "d1 proposes for r" in simulator.trace[-3]
+
+
+def test_a_replica_that_has_not_caught_up_yet_is_not_sent_more() -> None:
+    simulator = moved_to(Costs(step=5000, token=0))
+    for _ in range(12):
+        simulator.round()
+    asked = [line for line in simulator.trace if "d1 catches up" in line]
+    assert 0 < len(asked) <= 4
