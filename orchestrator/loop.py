@@ -46,6 +46,9 @@ EMIT_ROWS = 8
 EMIT_EARLY = 32
 """Most rows whose text is sent while replicas draft; more wait for the target, unless drafting took longer."""
 
+SETTLE_S = 0.001
+"""How long the choice of draft lengths leaves the processor to the step that was sent and to the text before it."""
+
 
 class RoundClock:
     """Splits one round into its parts; all in seconds of ``time.perf_counter``."""
@@ -207,6 +210,8 @@ class Loop:
         self._note_scheduled(batch)
         sent_at, reply = time.perf_counter(), await target.submit(batch.step)
         self._may_emit.set()
+        if self.scheduler.is_adaptive:
+            await asyncio.wait({reply}, timeout=SETTLE_S)
         self.scheduler.choose_draft_lengths()
         await self._send(self.scheduler.plan_catch_up())
         try:

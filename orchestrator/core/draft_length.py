@@ -41,8 +41,11 @@ CHECK_COST = 0.005
 in turn with them rounds of half the lengths, between which a straight line may be wrong."""
 
 CLEAR_GAIN = 0.1
-"""Share of the rate that ends a rest at once. A smaller one may not repay the prefill of rows that are far behind:
-it waits until an excursion is within its budget."""
+"""Share of the rate that ends a rest at once. A smaller one may not repay the prefill of rows that are far behind,
+or be of the past: it waits for a probe."""
+
+RETHINK = 8
+"""Rounds after which a rest is thought over; sooner if the number of rows changes."""
 
 BETTER = 1.02
 """Lengths change only for a rate so much higher, so that noise in the times does not move them."""
@@ -96,6 +99,7 @@ class DraftLengths:
         self._survival = Survival()
         self._probing = Probing()
         self._trials = self._drafted = self._plain = self._since_check = self._checks = 0
+        self._rested_rows = self._rested = 0
 
     def learn(self, seen: Round) -> None:
         """Takes in one round."""
@@ -116,6 +120,10 @@ class DraftLengths:
             rows: of the next round, as far as they are known.
             replicas: that can draft.
         """
+        if self._probing.is_resting and len(rows) == self._rested_rows and self._rested < RETHINK:
+            self._rested += 1
+            return  # every length is 0 already
+        self._rested_rows, self._rested = len(rows), 0
         free = np.array([request.params.draft_length is None for request in rows], np.bool_)
         if free.any():
             for request, length in zip(rows, self._lengths(rows, free, replicas).tolist(), strict=True):
@@ -130,15 +138,18 @@ class DraftLengths:
             self._trials += 1
             return nothing + TRIAL[self._trials % len(TRIAL)]
         lengths, gain, all_ready = self._best(rows, free, replicas)
-        if lengths.any() and (gain > CLEAR_GAIN or self._probing.may_begin):
+        if lengths.any() and (gain > CLEAR_GAIN or self._probing.is_beyond):
             self._probing.drafting()
             return self._check(lengths) if all_ready and self._is_check_due(len(rows), gain) else lengths
-        if self._probing.begins():
+        return self._probe(rows)
+
+    def _probe(self, rows: Sequence[Request]) -> Longs:
+        """At most one row's length is above 0."""
+        able = [row for row in rows if row.params.draft_length is None and row.draft_room > PROBE_LENGTH]
+        if able and self._probing.begins():
             self._survival.doubt()
-        if self._probing.is_probing:
-            probed = self._probing.row([request for request in rows if request.params.draft_length is None])
-            return np.array([PROBE_LENGTH * (request is probed) for request in rows], np.int64)
-        return nothing
+        probed = self._probing.row(able) if able and self._probing.is_probing else None
+        return np.array([PROBE_LENGTH * (row is probed) for row in rows], np.int64)
 
     def _is_check_due(self, rows: int, gain: float) -> bool:
         """Seldom, but not while few plain rounds of that size were seen."""

@@ -23,7 +23,7 @@ PROBE_LENGTH, PROBE_ROUNDS = 2, 8
 PATIENCE = 64
 """Rounds after which a probe ends in any case."""
 
-MOST_DOUBLINGS = 5
+MOST_DOUBLINGS = 2
 
 
 @dataclass(slots=True)
@@ -69,9 +69,14 @@ class Probing:
         self._excursion.is_probe = False
 
     @property
-    def may_begin(self) -> bool:
-        """Whether an excursion is under way, or the loss of the last one made up for."""
-        return self._excursion is not None or self._elapsed >= self._next_at
+    def is_resting(self) -> bool:
+        """Whether no excursion is under way."""
+        return self._excursion is None
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether an excursion is under way that is no probe, or one whose verdict is known."""
+        return self._excursion is not None and not self.is_probing
 
     def begins(self) -> bool:
         """Ends an excursion that has come to nothing; whether a probe begins next round.
@@ -80,7 +85,7 @@ class Probing:
         """
         if self._excursion is not None and not self.is_probing:
             self._rest(self._excursion)
-        if self._excursion is not None or not self.may_begin:
+        if self._excursion is not None or self._elapsed < self._next_at:
             return False
         self._excursion = _Excursion(is_probe=True)
         return True
@@ -91,17 +96,16 @@ class Probing:
         found = self._excursion
         return found is not None and found.is_probe and found.judged_rounds < PROBE_ROUNDS and found.rounds < PATIENCE
 
-    def row(self, rows: Sequence[Request]) -> Request | None:
+    def row(self, rows: Sequence[Request]) -> Request:
         """The row to be probed: the same as last round, or else the one with the least to catch up.
 
         Args:
-            rows: that may draft.
+            rows: that may draft so much, at least one; ``is_probing`` must hold.
         """
-        if self._excursion is None:
-            return None
-        able = [request for request in rows if request.draft_room > PROBE_LENGTH]
-        if self._excursion.probed not in able:
-            self._excursion.probed = min(able, key=lambda request: request.draft_lag, default=None)
+        assert self._excursion is not None
+        if self._excursion.probed not in rows:
+            self._excursion.probed = None
+        self._excursion.probed = self._excursion.probed or min(rows, key=lambda request: request.draft_lag)
         return self._excursion.probed
 
     def _rest(self, ended: _Excursion) -> None:

@@ -214,6 +214,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return self.target is not None and bool(self.rows or self.waiting)
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether any row leaves its draft length to the server."""
+        return any(request.params.draft_length is None for request in self.rows)
+
     def plan_proposals(self) -> dict[str, DraftPlan]:
         """What each replica is to propose for the running rows, as far as the target's step has room."""
         assert self.target is not None

@@ -28,8 +28,9 @@ SHARED_COUNT = 8.0
 SHARED_DECAY, ROW_DECAY = 0.99, 0.97
 """What a round leaves of the counts: half is forgotten after 69 rounds, and 23."""
 
-DOUBT = 0.25
-"""What a probe leaves of the shared counts: they are of long ago."""
+DOUBT, DOUBTED = 0.25, 24.0
+"""What a probe leaves of the shared counts, which are of long ago. Of the first position at least so many are left,
+so that probe after probe does not bring the prior back."""
 
 
 class Survival:
@@ -54,7 +55,9 @@ class Survival:
 
     def doubt(self) -> None:
         """Trusts less in what all rows have shown."""
-        self._shared *= DOUBT
+        first = min(max(DOUBT, DOUBTED / max(float(self._shared[1, 0]), DOUBTED)), 1.0)
+        self._shared[:, 0] *= first
+        self._shared[:, 1:] *= DOUBT
 
     def chances(self, rows: Sequence[Request]) -> Doubles:
         """Chance that a row's first k draft tokens are all kept, f64[rows, MAX_ADAPTIVE_LENGTH], k from 1."""

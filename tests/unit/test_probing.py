@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.core.probing import BUDGET, MOST_DOUBLINGS, PATIENCE, PROBE_LENGTH, PROBE_ROUNDS, Probing
+from orchestrator.core.probing import BUDGET, MOST_DOUBLINGS, PATIENCE, PROBE_ROUNDS, Probing
 from orchestrator.core.requests import Params, Request
 
 
-def request(name: str, prompt: int = 10, max_tokens: int = 100) -> Request:
-    return Request(name, np.zeros(prompt, np.int32), Params(max_tokens=max_tokens, draft_length=None))
+def request(name: str, prompt: int = 10) -> Request:
+    return Request(name, np.zeros(prompt, np.int32), Params(max_tokens=100, draft_length=None))
 
 
 def resting(lost: float = 1.0) -> Probing:
@@ -108,10 +108,9 @@ def test_a_probe_without_a_verdict_ends_too() -> None:
 
 def test_the_row_with_the_least_to_catch_up_is_probed_until_it_ends() -> None:
     probing = resting(lost=0.001)
-    long, short, ending = request("long", 900), request("short", 30), request("ending", 5, max_tokens=PROBE_LENGTH)
+    long, short = request("long", 900), request("short", 30)
     assert wait(probing, 1.0)
-    assert probing.row([long, short, ending]) is short
+    assert probing.row([long, short]) is short
     newer = request("newer", 10)
     assert probing.row([long, short, newer]) is short
     assert probing.row([long, newer]) is newer
-    assert probing.row([ending]) is None

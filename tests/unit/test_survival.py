@@ -85,3 +85,11 @@ def test_after_a_doubt_a_little_evidence_weighs_more() -> None:
     for survival in (sure, unsure):
         observe(survival, request(), kept=2, judged=2, times=8)
     assert unsure.chances([request()])[0, 0] > 2 * sure.chances([request()])[0, 0]
+
+
+def test_doubts_in_a_row_do_not_bring_the_prior_back() -> None:
+    survival = Survival()
+    observe(survival, request(), kept=0, judged=1, times=300)
+    for _ in range(9):
+        survival.doubt()
+    assert survival.chances([request()])[0, 0] < 0.2
