@@ -108,7 +108,7 @@ def test_a_server_that_chooses_draft_lengths_writes_the_same_text(
     other_draft: LoadedModel,
     reference: dict[str, tuple[int, ...]],
 ) -> None:
-    for draft in (tiny_draft, other_draft):
+    for draft in (tiny_target, tiny_draft, other_draft):
         deployment = Deployment(tiny_folder, tiny_target, (draft,), draft_length="auto")
         with deployment, deployment.client() as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
             info = client.server_info()
