@@ -38,20 +38,27 @@ class Peer:
     def __init__(self, row: Row, log: Path) -> None:
         self.row = row
         self._log = log
+        try:
+            self._process = self._open(row.command, log)
+        except OSError as error:
+            raise PeerError(f"{row.name} did not start: {error}") from error
+        try:
+            self.version: str = self._read()["version"]
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _open(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                row.command,
+            return subprocess.Popen(
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
                 env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
                 start_new_session=True,  # Ctrl-C is this process's; the peer ends with its stdin
             )
-        try:
-            self.version: str = self._read()["version"]
-        except BaseException:
-            self.close()
-            raise
 
     def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Turn:
         """Asks all prompts at once.

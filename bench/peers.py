@@ -242,15 +242,16 @@ def main(
     batches, dtypes = sorted(set(batch or [1, 8])), dtype or [Dtype.BFLOAT16]
     peers, threads = peer or list(PeerName), threads or len(os.sched_getaffinity(0))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that peers and scratch files go then too
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"--out is {out}, but there is no folder {out.parent}; make it first")
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:
         try:
             folder = pull(model)
             questions = read_prompts(prompts or [], Tokenizer(folder))
-        except PilotfishError as error:
-            raise typer.BadParameter(str(error)) from error
-        if "llama.cpp" in peers:
-            for each in dtypes:
+            for each in dtypes if PeerName.LLAMA_CPP in peers else []:
                 write_gguf(folder, Path(scratch) / f"{each}.gguf", each)
+        except (PilotfishError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from error
         rows = make_rows(
             peers,
             dtypes,

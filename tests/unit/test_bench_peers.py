@@ -197,6 +197,12 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word(
     assert run.versions == {"b": "fake b"}
 
 
+def test_a_peer_without_an_interpreter_says_so(tmp_path: Path) -> None:
+    row = Row("vllm bf16", "bfloat16", (str(tmp_path / "nowhere" / "python"),))
+    with pytest.raises(PeerError, match=r"vllm bf16 did not start: .*No such file or directory: .*nowhere/python"):
+        Peer(row, tmp_path / "log")
+
+
 def make_rows(kinds: list[str], ups: list[str]) -> list[Row]:
     settings: dict[str, Any] = {"model": Path("m"), "gguf_folder": Path("g"), "threads": 2, "assistant_layers": 7}
     return peers.make_rows(kinds, ["bfloat16", "float32"], ups, pythons={"vllm": "other"}, **settings)
