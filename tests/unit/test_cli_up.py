@@ -34,7 +34,8 @@ argv = sys.argv[1:]
 port = {{"target_svc": 1, "orchestrator": 9}}.get(name, os.getpid())
 note = os.path.join(folder, f"{{name}}-{{os.getpid()}}.json")
 json.dump({{"argv": argv, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"],
-           "wait": os.environ["OMP_WAIT_POLICY"]}}, open(note, "w"))
+           "wait": os.environ["OMP_WAIT_POLICY"]}}, open(note + ".part", "w"))
+os.replace(note + ".part", note)  # nobody reads half a note
 
 def end(*_):
     open(os.path.join(folder, "order"), "a").write(name + "\\n")
