@@ -163,14 +163,17 @@ class DraftLengths:
     def _best(self, rows: Sequence[Request], free: Bools, replicas: int) -> tuple[Longs, float, bool]:
         """The best lengths, the share of the rate that comes of them, and whether every row is ready to draft.
 
-        A row that is far behind gets what it is to draft once it has caught up, and counts as if it had.
+        A row that is far behind gets what it is to draft once it has caught up, and counts as if it had; but one that
+        has less to write than to catch up is past helping. (New rows catch up beside the target's own prefill.)
         """
         costs = Costs(self._rest.seconds, self._pass.seconds, replicas)
         outlook = _Outlook(rows, free, self._survival.chances(rows), costs)
-        lengths = outlook.best(free)
-        gain = outlook.gain(lengths)
         ready = np.array([request.draft_lag <= PROPOSE_BEHIND for request in rows], np.bool_)
-        all_ready = bool(ready[free].all())
+        worthwhile = np.array([row.round_index == 0 or row.draft_room >= row.draft_lag for row in rows], np.bool_)
+        candidates = free & (ready | worthwhile)
+        lengths = outlook.best(candidates)
+        gain = outlook.gain(lengths)
+        all_ready = bool(ready[candidates].all())
         if lengths.any() and not all_ready:
             lengths = np.where(ready, outlook.best(free & ready), lengths)
         return lengths, gain, all_ready

@@ -231,12 +231,26 @@ def test_a_batch_that_grows_and_shrinks_goes_its_own_way_each_time() -> None:
     assert not any(virtual.lengths[-1])
     virtual.rows = 1
     virtual._running = virtual._running[:1]
-    virtual.run(100)
+    virtual.run(400)
     alone = np.mean([max(asked) for asked in virtual.lengths[-50:]])
     assert alone > 1.5
     virtual.rows = 16
     virtual.run(100)
     assert np.mean([sum(asked) for asked in virtual.lengths[-50:]]) < 2
+
+
+def test_a_row_with_less_to_write_than_to_catch_up_is_left_alone() -> None:
+    virtual = Virtual(16, saturated, draft(0.002), always(0.7), completion=400)
+    virtual.run(300)
+    assert not any(virtual.lengths[-1])
+    row = max(virtual._running, key=lambda row: row.generated)
+    while row.draft_room >= row.draft_lag:
+        virtual.round()
+    virtual.rows, virtual._running, before = 1, [row], virtual.catch_up_tokens
+    virtual.run(row.draft_room)
+    assert virtual.catch_up_tokens == before
+    virtual.run(100)
+    assert np.mean([max(asked) for asked in virtual.lengths[-50:]]) > 1.5, "the next row drafts"
 
 
 def test_another_drafter_is_tried_from_the_start() -> None:
