@@ -1,8 +1,8 @@
 """What a round costs on top of its models, at batch 1, beside what bare gRPC costs on the same machine.
 
-    python bench/round_overhead.py [--repeats N] [--tokens N]
+    python bench/round_overhead.py [--dtype bfloat16] [--repeats N] [--tokens N]
 
-Starts `pilotfish up` on SmolLM2-135M (fp32, first 8 layers as draft), asks the same prompt with the
+Starts `pilotfish up` on SmolLM2-135M (with itself in int8 as draft), asks the same prompt with the
 draft and without, alternating, and prints medians over all rounds. The floor is a gRPC echo of the
 same size whose server reads as many bytes between its messages as the target does between its steps:
 after that the caches are cold, as they are in a round.
@@ -36,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="requests of each kind (3)")
     parser.add_argument("--tokens", type=int, default=40, help="tokens per request (40)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the target (float32)")
     parser.add_argument("--echo-server", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.echo_server:
@@ -44,7 +45,7 @@ def main() -> None:
     with child([sys.executable, __file__, "--echo-server"]) as address:
         print(f"bare gRPC echo, cold: {asyncio.run(echo(address)):.2f} ms a hop")
     rounds: dict[int, list[RoundTimes]] = {4: [], 0: []}
-    up = [sys.executable, "-m", "pilotfish", "up", "--dtype", "float32", "--listen", "127.0.0.1:0"]
+    up = [sys.executable, "-m", "pilotfish", "up", "--dtype", arguments.dtype, "--listen", "127.0.0.1:0"]
     with child(up) as address, Client(address) as client:
         for _ in range(arguments.repeats):
             for draft_length, times in rounds.items():

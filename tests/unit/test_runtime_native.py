@@ -21,7 +21,7 @@ from pilotfish.runtime.loading import load_model
 from pilotfish.runtime.models.native_decoder import NativeDecoder
 from pilotfish.runtime.models.torch_decoder import TorchDecoder
 from pilotfish.runtime.native import library as native
-from pilotfish.runtime.native.linear import NativeLinear
+from pilotfish.runtime.native.linear import Arena, NativeLinear, packed_size
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.runtime.quantization import QuantizedLinear, dequantize, quantize
 
@@ -52,6 +52,10 @@ def multiply(layer: NativeLinear, x: Tensor, norm: Tensor | None = None) -> Tens
     return y
 
 
+def arena_for(weight: Tensor) -> Arena:
+    return Arena(packed_size(weight, quantized=False))
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -63,7 +67,7 @@ def test_products_are_those_of_torch(kind: str) -> None:
     for rows in [*range(1, 14), 37]:
         weight, bias, x, norm = random(70, 96, seed=rows), random(70, seed=1), random(rows, 96, seed=2), random(96)
         weight = weight if kind == "float32" else weight.bfloat16()
-        layer = NativeLinear(weight, bias, quantized=kind == "int8")
+        layer = NativeLinear(weight, bias, arena_for(weight), quantized=kind == "int8")
         normed = functional.rms_norm(x, (96,), norm, 1e-5)
         for got, given in ((multiply(layer, x), x), (multiply(layer, x, norm), normed)):
             if kind == "int8":
@@ -80,7 +84,7 @@ def test_products_are_those_of_torch(kind: str) -> None:
 def test_embeddings_come_out_of_the_packed_head(model_folder: Callable[..., Path]) -> None:
     ids = torch.tensor([5, 0, 95, 5, 33])
     for weight, quantized in ((random(96, 64), False), (random(96, 64).bfloat16(), False), (random(96, 64), True)):
-        layer = NativeLinear(weight, quantized=quantized)
+        layer = NativeLinear(weight, None, arena_for(weight), quantized=quantized)
         out = torch.empty(len(ids), 64)
         native.library().pilotfish_embed(ctypes.byref(layer.struct), ids.data_ptr(), len(ids), out.data_ptr())
         wanted = dequantize(*quantize(weight))[ids] if quantized else weight[ids].float()

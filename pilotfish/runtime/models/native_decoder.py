@@ -18,9 +18,9 @@ from pilotfish.runtime.models.decoder import Decoder, Hidden
 from pilotfish.runtime.models.rope import Rope
 from pilotfish.runtime.native.attention import HEAD_DIMS, NativeAttention
 from pilotfish.runtime.native.library import FLOAT_KINDS, Layer, Shape, is_available, library
-from pilotfish.runtime.native.linear import NativeLinear, interleave
+from pilotfish.runtime.native.linear import Arena, NativeLinear, interleave, packed_size
 
-_MULTIPLE = 32  # of every width: panels come in pairs, int8 groups hold 32
+_MULTIPLE = 32  # of every width: so many outputs make a panel, and inputs an int8 group
 
 
 def why_not_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -43,10 +43,12 @@ class NativeDecoder(Decoder):
         embeddings = weights.pop("model.embed_tokens.weight")
         super().__init__(config, embeddings.dtype, embeddings.device)
         head = embeddings if config.tied_embeddings else weights.pop("lm_head.weight")
-        self._head = NativeLinear(head, quantized=quantized)
+        matrices = [head, *(weight for name, weight in weights.items() if name.endswith("proj.weight"))]
+        arena = Arena(sum(packed_size(matrix, quantized) for matrix in matrices))
+        self._head = NativeLinear(head, None, arena, quantized=quantized)
         self._embeddings = None if config.tied_embeddings else embeddings
         self._norm = weights.pop("model.norm.weight").float()
-        self._layers = [_Layer(weights, f"model.layers.{i}", quantized) for i in range(config.layers)]
+        self._layers = [_Layer(weights, f"model.layers.{i}", arena, quantized) for i in range(config.layers)]
         self._rope = Rope(config.rope, config.head_dim, self.device)
 
     def create_attention(self, page_size: int) -> NativeAttention:
@@ -109,7 +111,7 @@ class NativeDecoder(Decoder):
 class _Layer:
     """One layer's weights, and the struct that points to them."""
 
-    def __init__(self, weights: dict[str, Tensor], prefix: str, quantized: bool) -> None:
+    def __init__(self, weights: dict[str, Tensor], prefix: str, arena: Arena, quantized: bool) -> None:
         def take(name: str) -> Tensor:
             return weights.pop(f"{prefix}.{name}")
 
@@ -119,11 +121,12 @@ class _Layer:
 
         def linear(*names: str) -> NativeLinear:
             matrices, biases = parts(*names)
-            return NativeLinear(torch.cat(matrices), torch.cat(biases) if biases else None, quantized=quantized)
+            return NativeLinear(torch.cat(matrices), torch.cat(biases) if biases else None, arena, quantized=quantized)
 
         def gated(*names: str) -> NativeLinear:
             matrices, biases = parts(*names)
-            return NativeLinear(interleave(*matrices), interleave(*biases) if biases else None, quantized=quantized)
+            bias = interleave(*biases) if biases else None
+            return NativeLinear(interleave(*matrices), bias, arena, quantized=quantized)
 
         def norm(name: str) -> Tensor | None:
             weight = weights.pop(f"{prefix}.{name}.weight", None)

@@ -23,7 +23,8 @@
 
 namespace {
 
-constexpr int kLanes = 16;  // floats in a vector, and outputs in a panel of packed weights
+constexpr int kLanes = 16;  // floats in a vector
+constexpr int kPanel = 32;  // outputs side by side in packed weights: two vectors
 constexpr int kGroup = 32;  // int8 weights that share a scale
 
 typedef float Floats __attribute__((vector_size(64)));
@@ -107,12 +108,12 @@ class Buffer {
 
 extern "C" {
 
-// Weights [out, in] in panels of 16 outputs, see `pilotfish_pack`. Every second panel of a gated layer is its gate's
-// partner, see `pilotfish_layer`.
+// Weights [out, in] in panels of 32 outputs, see `pilotfish_pack`: a product reads them from end to end, once. In a
+// gated layer a panel is 16 gates and their 16 partners.
 struct Linear {
     int64_t kind, out, in;
     const void* weights;
-    const uint16_t* scales;  // bfloat16 [out / 16, in / 32, 16]; int8 only
+    const uint16_t* scales;  // bfloat16 [out / 32, in / 32, 32]; int8 only
     const float* bias;       // [out], in the order of the panels, or null
 };
 
@@ -318,7 +319,7 @@ Operand prepare(const Linear& linear, const float* norm, float eps, const float*
     return operand;
 }
 
-// Products: R rows times two panels, a pass over the panels' weights
+// Products: R rows times a panel
 
 template <int R>
 struct Tile {
@@ -335,10 +336,10 @@ template <int R>
 Tile<R> multiply_float32(const Linear& linear, const Operand& x, int64_t row, int64_t panel) {
     Tile<R> tile;
     const int64_t in = linear.in;
-    const float* w = static_cast<const float*>(linear.weights) + panel * in * kLanes;
+    const float* w = static_cast<const float*>(linear.weights) + panel * in * kPanel;
     const float* a = x.floats + row * in;
-    for (int64_t k = 0; k < in; k++) {
-        Floats w0 = load(w + k * kLanes), w1 = load(w + (in + k) * kLanes);
+    for (int64_t k = 0; k < in; k++, w += kPanel) {
+        Floats w0 = load(w), w1 = load(w + kLanes);
         for (int r = 0; r < R; r++) {
             tile.y[r][0] += w0 * a[r * in + k];
             tile.y[r][1] += w1 * a[r * in + k];
@@ -351,12 +352,11 @@ template <int R>
 Tile<R> multiply_bfloat16(const Linear& linear, const Operand& x, int64_t row, int64_t panel) {
     Tile<R> tile;
     const int64_t pairs = linear.in / 2;
-    const uint32_t* w = static_cast<const uint32_t*>(linear.weights) + panel * pairs * kLanes;
+    const uint32_t* w = static_cast<const uint32_t*>(linear.weights) + panel * pairs * kPanel;
     const uint32_t* a = reinterpret_cast<const uint32_t*>(x.halves) + row * pairs;
-    for (int64_t k = 0; k < pairs; k++) {
-        const uint32_t *w0 = w + k * kLanes, *w1 = w + (pairs + k) * kLanes;
+    for (int64_t k = 0; k < pairs; k++, w += kPanel) {
 #ifdef __AVX512BF16__
-        __m512bh v0 = (__m512bh)_mm512_loadu_si512(w0), v1 = (__m512bh)_mm512_loadu_si512(w1);
+        __m512bh v0 = (__m512bh)_mm512_loadu_si512(w), v1 = (__m512bh)_mm512_loadu_si512(w + kLanes);
         for (int r = 0; r < R; r++) {
             __m512bh pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * pairs + k]));
             tile.y[r][0] = (Floats)_mm512_dpbf16_ps((__m512)tile.y[r][0], pair, v0);
@@ -364,8 +364,8 @@ Tile<R> multiply_bfloat16(const Linear& linear, const Operand& x, int64_t row, i
         }
 #else
         Words v0, v1;
-        std::memcpy(&v0, w0, sizeof v0);
-        std::memcpy(&v1, w1, sizeof v1);
+        std::memcpy(&v0, w, sizeof v0);
+        std::memcpy(&v1, w + kLanes, sizeof v1);
         for (int r = 0; r < R; r++) {
             Words pair = Words{} + a[r * pairs + k];
             Floats even = (Floats)(pair << 16), odd = (Floats)(pair & 0xffff0000u);
@@ -393,27 +393,27 @@ Tile<R> multiply_int8(const Linear& linear, const Operand& x, int64_t row, int64
     Tile<R> tile;
     constexpr int kFours = kGroup / 4;
     const int64_t groups = linear.in / kGroup;
-    for (int p = 0; p < 2; p++) {
-        const uint32_t* w = static_cast<const uint32_t*>(linear.weights) + (panel + p) * groups * kFours * kLanes;
-        const uint16_t* scales = linear.scales + (panel + p) * groups * kLanes;
-        for (int64_t group = 0; group < groups; group++) {
-            Ints sums[R];
-            for (int r = 0; r < R; r++) sums[r] = Ints{} + x.offsets[(row + r) * groups + group];
-            for (int four = 0; four < kFours; four++, w += kLanes) {
-                Words weights;
-                std::memcpy(&weights, w, sizeof weights);
-                for (int r = 0; r < R; r++) {
-                    int32_t a;
-                    std::memcpy(&a, x.bytes + (row + r) * linear.in + group * kGroup + four * 4, sizeof a);
-                    sums[r] = dot_bytes(sums[r], weights, a);
-                }
-            }
-            const Floats scale = load(scales + group * kLanes);
+    const uint32_t* w = static_cast<const uint32_t*>(linear.weights) + panel * groups * kFours * kPanel;
+    const uint16_t* scales = linear.scales + panel * groups * kPanel;
+    for (int64_t group = 0; group < groups; group++, scales += kPanel) {
+        Ints sums[R][2];
+        for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = Ints{} + x.offsets[(row + r) * groups + group];
+        for (int four = 0; four < kFours; four++, w += kPanel) {
+            Words weights[2];
+            std::memcpy(weights, w, sizeof weights);
             for (int r = 0; r < R; r++) {
-                const Floats both = scale * x.scales[(row + r) * groups + group];
-                tile.y[r][p] += __builtin_convertvector(sums[r], Floats) * both;
+                int32_t a;
+                std::memcpy(&a, x.bytes + (row + r) * linear.in + group * kGroup + four * 4, sizeof a);
+                sums[r][0] = dot_bytes(sums[r][0], weights[0], a);
+                sums[r][1] = dot_bytes(sums[r][1], weights[1], a);
             }
         }
+        const Floats scale[2] = {load(scales), load(scales + kLanes)};
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < 2; p++) {
+                const Floats both = scale[p] * x.scales[(row + r) * groups + group];
+                tile.y[r][p] += __builtin_convertvector(sums[r][p], Floats) * both;
+            }
     }
     return tile;
 }
@@ -425,7 +425,7 @@ Tile<R> multiply(const Linear& linear, const Operand& x, int64_t row, int64_t pa
                                               : multiply_int8<R>(linear, x, row, panel);
     if (linear.bias)
         for (int p = 0; p < 2; p++)
-            for (int r = 0; r < R; r++) tile.y[r][p] += load(linear.bias + (panel + p) * kLanes);
+            for (int r = 0; r < R; r++) tile.y[r][p] += load(linear.bias + panel * kPanel + p * kLanes);
     return tile;
 }
 
@@ -441,13 +441,12 @@ void run_tile(const Linear& linear, const Operand& x, int64_t row, int count, in
 
 template <class Finish>
 void product(const Linear& linear, const Operand& x, int64_t rows, int64_t threads, const Finish& finish) {
-    const int64_t pairs = linear.out / (2 * kLanes);
     const int64_t blocks = (rows + kRows - 1) / kRows;
-    parallel(pairs, threads, 2, [&](int64_t begin, int64_t end) {
-        for (int64_t pair = begin; pair < end; pair++)
+    parallel(linear.out / kPanel, threads, 2, [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; panel++)
             for (int64_t block = 0; block < blocks; block++) {
                 const int64_t row = rows * block / blocks, last = rows * (block + 1) / blocks;
-                run_tile<kRows>(linear, x, row, static_cast<int>(last - row), 2 * pair, finish);
+                run_tile<kRows>(linear, x, row, static_cast<int>(last - row), panel, finish);
             }
     });
 }
@@ -659,11 +658,11 @@ void place(const Shape& shape, const Layer& layer, const Step& step, float* qkv,
 // Packing
 
 int64_t packed_index(int64_t in, int64_t o, int64_t i, int64_t unit) {
-    return ((o / kLanes * (in / unit) + i / unit) * kLanes + o % kLanes) * unit + i % unit;
+    return ((o / kPanel * (in / unit) + i / unit) * kPanel + o % kPanel) * unit + i % unit;
 }
 
-// Puts 16 outputs side by side, `unit` neighbouring inputs of each together: [out, in] becomes
-// [out / 16, in / unit, 16, unit].
+// Puts 32 outputs side by side, `unit` neighbouring inputs of each together: [out, in] becomes
+// [out / 32, in / unit, 32, unit].
 template <class T>
 void pack(const T* from, int64_t out, int64_t in, int64_t unit, T* to) {
     for (int64_t o = 0; o < out; o++)
@@ -690,7 +689,7 @@ float weight(const Linear& linear, int64_t o, int64_t i) {
 
 extern "C" {
 
-// Weights [out, in] of `bytes` each (4, 2 or 1) into panels; `out` a multiple of 16, `in` one of `unit`.
+// Weights [out, in] of `bytes` each (4, 2 or 1) into panels; `out` a multiple of 32, `in` one of `unit`.
 void pilotfish_pack(int64_t bytes, const void* from, int64_t out, int64_t in, int64_t unit, void* to) {
     if (bytes == 4) pack(static_cast<const uint32_t*>(from), out, in, unit, static_cast<uint32_t*>(to));
     if (bytes == 2) pack(static_cast<const uint16_t*>(from), out, in, unit, static_cast<uint16_t*>(to));
@@ -703,7 +702,7 @@ void pilotfish_linear(const Linear* linear, const float* norm, float eps, const 
     const Operand operand = prepare(*linear, norm, eps, x, rows, threads);
     product(*linear, operand, rows, threads, [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
         for (int p = 0; p < 2; p++) {
-            const int64_t first = (panel + p) * kLanes, lanes = std::min<int64_t>(kLanes, width - first);
+            const int64_t first = panel * kPanel + p * kLanes, lanes = std::min<int64_t>(kLanes, width - first);
             if (lanes > 0) std::memcpy(y + row * width + first, p ? &y1 : &y0, lanes * sizeof(float));
         }
     });
@@ -734,7 +733,7 @@ void pilotfish_layer(const Shape* shape, const Layer* layer, const Step* step, f
     (is_float ? attention<float> : attention<uint16_t>)(*shape, *step, qkv, width, kv, context);
 
     const auto add = [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
-        float* to = x + row * hidden + panel * kLanes;
+        float* to = x + row * hidden + panel * kPanel;
         store(to, load(to) + y0);
         store(to + kLanes, load(to + kLanes) + y1);
     };
@@ -743,7 +742,7 @@ void pilotfish_layer(const Shape* shape, const Layer* layer, const Step* step, f
     const int64_t inner_size = layer->down.in;
     float* inner = work.inner.room(tokens * inner_size);
     const auto gate = [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
-        store(inner + row * inner_size + panel / 2 * kLanes, silu(y0) * y1);
+        store(inner + row * inner_size + panel * kLanes, silu(y0) * y1);
     };
     const Operand normed = prepare(layer->gate_up, layer->mlp_norm, shape->eps, x, tokens, threads);
     product(layer->gate_up, normed, tokens, threads, gate);
