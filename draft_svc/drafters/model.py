@@ -92,7 +92,7 @@ class ModelDrafter(Drafter):
         logits = logits[:, : self._vocab_limit]
         positions = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + depth
         kinds = step.proposal_kinds[rows]
-        tokens = sampling.to_ints(logits.argmax(-1)).copy()
+        tokens = sampling.to_ints(sampling.likeliest(logits)).copy()
         supports = [_NO_SUPPORT] * len(rows)
         matched, sampled = np.flatnonzero(kinds == ProposalKind.MATCHED), np.flatnonzero(kinds == ProposalKind.SAMPLED)
         if len(matched):

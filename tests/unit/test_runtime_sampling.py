@@ -224,3 +224,15 @@ def test_noise_has_the_same_bits_in_numpy_and_torch(keys: list[int], tokens: lis
     assert theirs.dtype is torch.float64
     assert (theirs.numpy() == ours).all()
     assert ((ours > 0) & (ours < 1)).all()
+
+
+@pytest.mark.parametrize("vocab", [7, 256, 512, 513, 767, 1030])
+def test_the_likeliest_is_the_first_of_the_largest(vocab: int) -> None:
+    """Many equal ones, everywhere: in one block, in several, and behind the last whole one."""
+    generator = torch.Generator().manual_seed(vocab)
+    for largest in (2, 3, 40, 10_000):
+        scores = torch.randint(0, largest, (50, vocab), generator=generator).float()
+        wanted = [row.index(max(row)) for row in scores.tolist()]
+        assert sampling.likeliest(scores).tolist() == wanted
+        assert sampling.likeliest(scores[:, : vocab - 1]).tolist() == [r.index(max(r)) for r in scores[:, :-1].tolist()]
+    assert sampling.likeliest(scores[:0]).tolist() == []
