@@ -6,6 +6,9 @@ FROM python:3.12-slim
 # torch's usual wheel brings its own CUDA libraries: the host needs only the driver and the container toolkit.
 ARG PIP_EXTRA_INDEX_URL
 
+# Compiles the CPU kernels when they are first needed.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/pilotfish
 # The dependencies have a layer of their own, so that a change to the code does not install torch again.
 COPY pyproject.toml constraints.txt ./
