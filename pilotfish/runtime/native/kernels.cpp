@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #ifdef __AVX512F__
@@ -453,25 +454,23 @@ void product(const Linear& linear, const Operand& x, int64_t rows, int64_t threa
 
 // Attention
 
-// Which lanes of two vectors meet, when blocks of `half` lanes are folded into one.
-struct Fold {
-    int32_t low[kLanes] = {}, high[kLanes] = {};
-    constexpr explicit Fold(int half) {
-        for (int lane = 0; lane < kLanes; lane++) {
-            const int vector = lane / half % 2 ? kLanes : 0, block = lane / (2 * half) * 2 * half + lane % half;
-            low[lane] = vector + block;
-            high[lane] = vector + block + half;
-        }
-    }
-};
+// Where lane `i` of two vectors, one behind the other, comes from when blocks of `half` lanes are folded into one.
+constexpr int fold_from(int half, int i) { return (i / half % 2 ? kLanes : 0) + i / (2 * half) * 2 * half + i % half; }
+
+template <int kHalf, int... kLane>
+Floats fold(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, fold_from(kHalf, kLane)...) +
+           __builtin_shufflevector(a, b, fold_from(kHalf, kLane) + kHalf...);
+#else
+    return __builtin_shuffle(a, b, Ints{fold_from(kHalf, kLane)...}) +
+           __builtin_shuffle(a, b, Ints{fold_from(kHalf, kLane) + kHalf...});
+#endif
+}
 
 template <int kHalf>
 Floats fold(Floats a, Floats b) {
-    static constexpr Fold kFold(kHalf);
-    Ints low, high;
-    std::memcpy(&low, kFold.low, sizeof low);
-    std::memcpy(&high, kFold.high, sizeof high);
-    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+    return fold<kHalf>(a, b, std::make_integer_sequence<int, kLanes>());
 }
 
 // The 16 sums of 16 vectors.
