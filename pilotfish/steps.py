@@ -50,9 +50,8 @@ def require(condition: bool | np.bool_, field_name: str, value: object, limit: s
 
 def require_range(values: npt.NDArray[Any], field_name: str, low: float, high: float, limit: str) -> None:
     """Requires ``low <= value <= high`` of every element; NaN fails."""
-    bad = ~((values >= low) & (values <= high))
-    if bad.any():
-        index = int(bad.argmax())
+    if values.size and not (values.min() >= low and values.max() <= high):
+        index = int((~((values >= low) & (values <= high))).argmax())
         require(False, f"{field_name}[{index}]", values.flat[index], limit)
 
 

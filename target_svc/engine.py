@@ -115,10 +115,12 @@ class TargetEngine:
         return to_wire(self._model.cache.read_features(self._index(slots)))
 
     def _draw(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
+        sampling.require_finite(logits, "the target model")
+        if not step.sampling.temperatures.any() and not step.supports.counts.any():
+            return sampling.draw_greedy(logits)
         rows = np.searchsorted(step.rows.row_offsets, step.output_nodes, side="right") - 1
         of_outputs = sampling.take_rows(step.sampling, rows)
         positions = node_positions(step.rows)[step.output_nodes] + 1
-        sampling.require_finite(logits, "the target model")
         keys = _keys(of_outputs, step.draw_rules[rows], positions)
         if not step.supports.counts.any():
             return sampling.draw_plain(logits, of_outputs, keys)

@@ -8,6 +8,7 @@ float32 again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,6 @@ from pilotfish.steps import Floats, Ints, SamplingRows, Supports
 
 Longs = npt.NDArray[np.int64]
 
-_BLOCK = 256  # tokens
-
 
 def take_rows(sampling: SamplingRows, rows: npt.NDArray[Any]) -> SamplingRows:
     """The sampling of the given rows, repeated and in their order."""
@@ -41,7 +40,8 @@ def take_rows(sampling: SamplingRows, rows: npt.NDArray[Any]) -> SamplingRows:
 
 def require_finite(logits: Tensor, whose: str) -> None:
     """Raises ``InternalError`` if a model answered NaN or infinity: every draw from it would be arbitrary."""
-    if not bool(torch.isfinite(logits.sum())):
+    sums = logits.numpy().sum() if logits.device.type == "cpu" else logits.sum().item()  # numpy wakes no threads
+    if not math.isfinite(sums):
         raise InternalError(
             f"{whose} answered logits that are not finite; is its checkpoint damaged, or dtype too small?"
         )
@@ -50,23 +50,12 @@ def require_finite(logits: Tensor, whose: str) -> None:
 def likeliest(scores: Tensor) -> Tensor:
     """Index of the largest score of each row, the lowest among equals. i64[n].
 
-    ``argmax`` by way of the maxima of blocks, which torch finds ten times faster.
-
     Args:
         scores: [n, vocab], finite.
     """
-    width = scores.shape[-1]
-    whole = width - width % _BLOCK
-    if whole <= _BLOCK:
-        return scores.argmax(-1)
-    rows = torch.arange(len(scores), device=scores.device)
-    blocks = scores[:, :whole].unflatten(-1, (-1, _BLOCK))
-    block = blocks.amax(-1).argmax(-1)
-    best: Tensor = block * _BLOCK + blocks[rows, block].argmax(-1)
-    if whole == width:
-        return best
-    rest = scores[:, whole:].max(-1)
-    return torch.where(rest.values > scores[rows, best], whole + rest.indices, best)
+    if scores.device.type == "cpu":  # numpy takes a tenth of torch's time
+        return torch.from_numpy(scores.numpy().argmax(-1))
+    return scores.argmax(-1)
 
 
 def probabilities(logits: Tensor, sampling: SamplingRows) -> Tensor:
@@ -124,11 +113,13 @@ class OutsideDraws:
     support_probs: Floats
 
 
-def draw_plain(logits: Tensor, sampling: SamplingRows, keys: Longs) -> OutsideDraws:
-    """One token per row from all of p: ``draw_outside`` with empty supports.
+def draw_greedy(logits: Tensor) -> OutsideDraws:
+    """``draw_plain`` of greedy rows, which need neither p nor noise."""
+    return OutsideDraws(to_ints(likeliest(logits)), np.ones(len(logits), np.float32), np.zeros(0, np.float32))
 
-    Greedy rows need neither p nor noise, which is most of the work.
-    """
+
+def draw_plain(logits: Tensor, sampling: SamplingRows, keys: Longs) -> OutsideDraws:
+    """One token per row from all of p: ``draw_outside`` with empty supports; greedy rows are spared the work."""
     tokens = likeliest(logits)
     warm = np.flatnonzero(sampling.temperatures > 0)
     if len(warm):

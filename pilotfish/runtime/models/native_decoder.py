@@ -20,6 +20,7 @@ from pilotfish.runtime.native.attention import HEAD_DIMS, NativeAttention
 from pilotfish.runtime.native.library import FLOAT_KINDS, Layer, Shape, is_available, library
 from pilotfish.runtime.native.linear import Arena, NativeLinear, interleave, packed_size
 
+_AT_ONCE = 6  # layers in a call; between calls the share of the cores is looked up
 _MULTIPLE = 32  # of every width: so many outputs make a panel, and inputs an int8 group
 
 
@@ -49,6 +50,7 @@ class NativeDecoder(Decoder):
         self._embeddings = None if config.tied_embeddings else embeddings
         self._norm = weights.pop("model.norm.weight").float()
         self._layers = [_Layer(weights, f"model.layers.{i}", arena, quantized) for i in range(config.layers)]
+        self._structs = (Layer * config.layers)(*(layer.struct for layer in self._layers))
         self._rope = Rope(config.rope, config.head_dim, self.device)
 
     def create_attention(self, page_size: int) -> NativeAttention:
@@ -61,16 +63,24 @@ class NativeDecoder(Decoder):
         step, slots = attention.step, batch.slots.slots
         step.cosines, step.sines, step.slots = cosines.data_ptr(), sines.data_ptr(), slots.data_ptr()
         shape = self._shape(cache)
+        kv_bytes = cache.layers[0].numel() * cache.layers[0].element_size()
         captured = {"hidden.0": x.to(self.dtype, copy=True)} if "hidden.0" in features else {}
-        run = library().pilotfish_layer
-        for index, (layer, kv) in enumerate(zip(self._layers, cache.layers, strict=True), start=1):
-            step.threads = cores.threads()  # anew for each layer: others may begin to compute at any time
-            run(shape, layer.pointer, ctypes.byref(step), x.data_ptr(), kv.data_ptr())
-            if (name := f"hidden.{index}") in features:
+        begin = 0
+        for end in self._stops(features):
+            step.threads = cores.threads()  # anew each time: others may begin to compute at any moment
+            layers, kv = ctypes.pointer(self._structs[begin]), cache.layers[begin].data_ptr()
+            library().pilotfish_layers(shape, layers, end - begin, step, x.data_ptr(), kv, kv_bytes)
+            if (name := f"hidden.{end}") in features:
                 captured[name] = x.to(self.dtype, copy=True)
+            begin = end
         if "final" in features:
             captured["final"] = functional.rms_norm(x, self._norm.shape, self._norm, self.config.rms_eps).to(self.dtype)
         return Hidden(x, torch.cat([captured[name] for name in features], dim=-1) if features else None)
+
+    def _stops(self, features: Sequence[str]) -> list[int]:
+        """Layers after which the kernels return."""
+        wanted = {int(name.removeprefix("hidden.")) for name in features if name.startswith("hidden.")}
+        return sorted({*range(_AT_ONCE, self.config.layers, _AT_ONCE), self.config.layers, *wanted} - {0})
 
     def logits(self, last: Tensor) -> Tensor:
         rows, width = len(last), self._head.outputs
@@ -109,7 +119,7 @@ class NativeDecoder(Decoder):
 
 
 class _Layer:
-    """One layer's weights, and the struct that points to them."""
+    """One layer's weights, and the struct that points to them; good as long as this object lives."""
 
     def __init__(self, weights: dict[str, Tensor], prefix: str, arena: Arena, quantized: bool) -> None:
         def take(name: str) -> Tensor:
@@ -138,7 +148,7 @@ class _Layer:
         self._output, self._gate_up = linear("self_attn.o_proj"), gated("mlp.gate_proj", "mlp.up_proj")
         self._down = linear("mlp.down_proj")
         norms = [None if norm is None else norm.data_ptr() for norm in (*self._norms, *self._head_norms)]
-        self._struct = Layer(
+        self.struct = Layer(
             attention_norm=norms[0],
             qkv=self._qkv.struct,
             output=self._output.struct,
@@ -148,4 +158,3 @@ class _Layer:
             gate_up=self._gate_up.struct,
             down=self._down.struct,
         )
-        self.pointer = ctypes.byref(self._struct)

@@ -720,7 +720,7 @@ void pilotfish_attention(const Shape* shape, const Step* step, const float* q, v
 }
 
 // One layer: x [tokens, hidden] changes in place, K and V go to the cache.
-void pilotfish_layer(const Shape* shape, const Layer* layer, const Step* step, float* x, void* kv) {
+static void run_layer(const Shape* shape, const Layer* layer, const Step* step, float* x, void* kv) {
     const int64_t tokens = step->tokens, threads = step->threads, hidden = shape->hidden;
     const int64_t q_width = shape->heads * shape->head_dim, width = q_width + 2 * shape->kv_heads * shape->head_dim;
     const bool is_float = shape->cache_kind == kFloat32;
@@ -746,6 +746,12 @@ void pilotfish_layer(const Shape* shape, const Layer* layer, const Step* step, f
     const Operand normed = prepare(layer->gate_up, layer->mlp_norm, shape->eps, x, tokens, threads);
     product(layer->gate_up, normed, tokens, threads, gate);
     product(layer->down, prepare(layer->down, nullptr, 0, inner, tokens, threads), tokens, threads, add);
+}
+
+// Consecutive layers, whose caches lie `kv_bytes` apart.
+void pilotfish_layers(const Shape* shape, const Layer* layers, int64_t count, const Step* step, float* x, void* kv,
+                      int64_t kv_bytes) {
+    for (int64_t i = 0; i < count; i++) run_layer(shape, layers + i, step, x, static_cast<char*>(kv) + i * kv_bytes);
 }
 
 }  // extern "C"

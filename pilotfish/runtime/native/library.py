@@ -99,9 +99,9 @@ _PROTOTYPES = {
     ),
     "pilotfish_embed": (None, (POINTER(Linear), c_void_p, c_int64, c_void_p)),
     "pilotfish_attention": (None, (POINTER(Shape), POINTER(Step), c_void_p, c_void_p, c_void_p)),
-    "pilotfish_layer": (
+    "pilotfish_layers": (
         None,
-        (POINTER(Shape), POINTER(Layer), POINTER(Step), c_void_p, c_void_p),
+        (POINTER(Shape), POINTER(Layer), c_int64, POINTER(Step), c_void_p, c_void_p, c_int64),
     ),
 }
 
