@@ -33,9 +33,10 @@ def slots_at(rows: TokenRows, of_rows: Longs, places: Longs, page_size: int) -> 
 
 def require_distinct_slots(rows: TokenRows, page_size: int, reserved: Ints | None = None) -> None:
     """Raises ``InvalidArgumentError`` if two tokens of a step would be written to the same slot."""
-    slots, counts = np.unique(written_slots(rows, page_size, reserved), return_counts=True)
-    shared = slots[counts > 1]
-    if len(shared):
+    written = written_slots(rows, page_size, reserved)
+    if len(set(written.tolist())) < len(written):
+        slots, counts = np.unique(written, return_counts=True)
+        shared = slots[counts > 1]
         place = f"slot {shared[0]} (page {shared[0] // page_size})"
         require(False, "page_ids", "inconsistent", f"{place} would be written by two tokens of this step")
 

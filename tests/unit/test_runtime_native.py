@@ -144,6 +144,15 @@ def test_a_token_has_the_same_numbers_in_any_company(
     assert torch.equal(alone, chunk)
 
 
+def test_angles_reach_as_far_as_a_position_asks(model_folder: Callable[..., Path]) -> None:
+    decoder = load_model(model_folder(), device="cpu").decoder
+    assert isinstance(decoder, NativeDecoder)
+    for position in (0, 1023, 1024, 3000, 5):
+        wanted = decoder._rope.tables(torch.tensor([position]), torch.float32)
+        for table, row in zip(decoder._angles(position), wanted, strict=True):
+            assert torch.equal(table[position], row[0])
+
+
 def test_two_threads_may_run_one_model(model_folder: Callable[..., Path]) -> None:
     """As a target that is its own draft does in the tests of whole deployments."""
     model = load_model(model_folder(layers=3), device="cpu")

@@ -52,6 +52,7 @@ class NativeDecoder(Decoder):
         self._layers = [_Layer(weights, f"model.layers.{i}", arena, quantized) for i in range(config.layers)]
         self._structs = (Layer * config.layers)(*(layer.struct for layer in self._layers))
         self._rope = Rope(config.rope, config.head_dim, self.device)
+        self._tables = (torch.empty(0), torch.empty(0))  # of the rope, made longer when a position asks for it
 
     def create_attention(self, page_size: int) -> NativeAttention:
         config = self.config
@@ -59,9 +60,10 @@ class NativeDecoder(Decoder):
 
     def forward(self, batch: Batch, cache: KVCache, attention: NativeAttention, features: Sequence[str] = ()) -> Hidden:
         x = self._embed(batch.token_ids)
-        cosines, sines = self._rope.tables(batch.positions, torch.float32)
-        step, slots = attention.step, batch.slots.slots
-        step.cosines, step.sines, step.slots = cosines.data_ptr(), sines.data_ptr(), slots.data_ptr()
+        cosines, sines = self._angles(int(batch.positions.max()))
+        step = attention.step
+        step.cosines, step.sines = cosines.data_ptr(), sines.data_ptr()
+        step.positions, step.slots = batch.positions.data_ptr(), batch.slots.slots.data_ptr()
         shape = self._shape(cache)
         kv_bytes = cache.layers[0].numel() * cache.layers[0].element_size()
         captured = {"hidden.0": x.to(self.dtype, copy=True)} if "hidden.0" in features else {}
@@ -76,6 +78,13 @@ class NativeDecoder(Decoder):
         if "final" in features:
             captured["final"] = functional.rms_norm(x, self._norm.shape, self._norm, self.config.rms_eps).to(self.dtype)
         return Hidden(x, torch.cat([captured[name] for name in features], dim=-1) if features else None)
+
+    def _angles(self, position: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions up to this one and some beyond."""
+        if position >= len(self._tables[0]):
+            positions = torch.arange(1 << max(position.bit_length(), 10))
+            self._tables = self._rope.tables(positions, torch.float32)
+        return self._tables
 
     def _stops(self, features: Sequence[str]) -> list[int]:
         """Layers after which the kernels return."""

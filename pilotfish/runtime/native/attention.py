@@ -54,7 +54,7 @@ class NativeAttention(Attention):
         pages = np.ascontiguousarray(kv_indices, np.int32)
         first_pages = np.repeat(kv_indptr[:-1], lengths).astype(np.int64)
         self._held = (pages, first_pages, seen.astype(np.int32), ancestors, bounds)
-        self.step = Step(tokens, cores.threads(), None, None, None, *(a.ctypes.data for a in self._held))
+        self.step = Step(tokens, cores.threads(), None, None, None, None, *(a.ctypes.data for a in self._held))
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         wide = q.float().contiguous()

@@ -135,7 +135,8 @@ struct Shape {
 // One step. A token sees the first `seen` slots of its row, and of a tree its ancestors and itself.
 struct Step {
     int64_t tokens, threads;
-    const float *cosines, *sines;   // [tokens, head_dim]
+    const float *cosines, *sines;   // [positions, head_dim]
+    const int64_t* positions;       // [tokens]
     const int64_t* slots;           // [tokens], where K and V go
     const int32_t* pages;           // page tables of all rows
     const int64_t* first_pages;     // [tokens], where the token's row begins in `pages`
@@ -637,11 +638,12 @@ void place(const Shape& shape, const Layer& layer, const Step& step, float* qkv,
     parallel(step.tokens, step.threads, 8, [&](int64_t begin, int64_t end) {
         for (int64_t token = begin; token < end; token++) {
             float* row = qkv + token * width;
+            const int64_t angles = step.positions[token] * size;
             for (int64_t head = 0; head < rotated; head++) {
                 float* x = row + head * size;
                 const float* norm = head < shape.heads ? layer.q_norm : layer.k_norm;
                 if (norm) rms_norm(x, norm, size, shape.eps, x);
-                rotate(x, step.cosines + token * size, step.sines + token * size, size);
+                rotate(x, step.cosines + angles, step.sines + angles, size);
             }
             const float *k = row + shape.heads * size, *v = k + stored;
             const int64_t page = step.slots[token] / shape.page_size, offset = step.slots[token] % shape.page_size;

@@ -80,6 +80,7 @@ class Step(ctypes.Structure):
         ("threads", c_int64),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("positions", c_void_p),
         ("slots", c_void_p),
         ("pages", c_void_p),
         ("first_pages", c_void_p),
