@@ -30,15 +30,21 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compil
 TOKENS = np.random.default_rng(0).integers(4, 280, 200).tolist()
 
 
+@pytest.fixture(scope="session")
+def portable_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the kernels for any processor are kept."""
+    return tmp_path_factory.mktemp("portable")
+
+
 @pytest.fixture(params=["this processor", "any processor"])
-def processor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def processor(request: pytest.FixtureRequest, portable_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Also the code for processors without AVX-512."""
     if request.param == "any processor":
         portable = tuple("-march=x86-64-v2" if flag == "-march=native" else flag for flag in native._FLAGS)
         if native.platform.machine() != "x86_64":
             pytest.skip("knows how to ask for a plain x86 only")
         monkeypatch.setattr(native, "_FLAGS", portable)
-        monkeypatch.setenv("PILOTFISH_HOME", str(tmp_path))
+        monkeypatch.setenv("PILOTFISH_HOME", str(portable_home))
     native.library.cache_clear()
     yield
     native.library.cache_clear()
