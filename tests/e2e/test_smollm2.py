@@ -158,11 +158,15 @@ def test_a_pool_so_small_that_requests_are_preempted(
     folder: Path, target: LoadedModel, eight_layers: LoadedModel, reference: Reference
 ) -> None:
     longest = max(len(prompt) for prompt in reference.prompts) + MAX_TOKENS
-    with Deployment(folder, target, (eight_layers,), pages=longest // 16 + 12) as deployment:
+    with Deployment(folder, target, (eight_layers,), pages=longest // 16 + 2) as deployment:
         with deployment.client() as client:
-            completions = all_together(client, reference.prompts, 4)
-        check(reference, completions)
-        assert sum(completion.usage.preemptions for completion in completions) > 0
+            for _ in range(4):  # who meets whom in the pool depends on when the requests arrive
+                completions = all_together(client, reference.prompts, 4)
+                check(reference, completions)
+                if any(completion.usage.preemptions for completion in completions):
+                    break
+            else:
+                pytest.fail("nobody was ever preempted")
         deployment.check_pools()
 
 
