@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from safetensors import safe_open
+from services import service
 
 from pilotfish import AsyncClient, SamplingParams
 from pilotfish.bench.prompts import shipped
@@ -70,10 +67,12 @@ def cache_values(folder: Path, pages: int) -> int:
 def serve(folder: Path, flags: list[str]) -> tuple[int, int]:
     """Bytes of the target process after the requests: now, and at most."""
     model = ["--model", str(folder), "--listen", "127.0.0.1:0"]
-    target = ["target_svc", *model, *flags, "--page-size", str(PAGE_SIZE)]
-    with child(target) as (pid, address), child(["orchestrator", *model, "--target", address]) as (_, server):
-        asyncio.run(ask(server))
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    with (
+        service(["-m", "target_svc", *model, *flags, "--page-size", str(PAGE_SIZE)]) as target,
+        service(["-m", "orchestrator", *model, "--target", target.address]) as orchestrator,
+    ):
+        asyncio.run(ask(orchestrator.address))
+        status = Path(f"/proc/{target.pid}/status").read_text(encoding="ascii")
     now, most = (int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return now, most
 
@@ -83,23 +82,6 @@ async def ask(address: str) -> None:
     async with AsyncClient(address) as client:
         questions = [[{"role": "user", "content": str(prompt.content)}] for prompt in shipped()[:16]]
         await asyncio.gather(*(client.chat(question, params) for question in questions))
-
-
-@contextmanager
-def child(module: list[str]) -> Iterator[tuple[int, str]]:
-    """Runs a service until the end of the block; gives its pid and the address of its ``ready`` line."""
-    command = [sys.executable, "-m", *module]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("ready")), "")
-        found = re.search(r"\S+:\d+", line)
-        if found is None:
-            raise SystemExit(f"{' '.join(command)} did not start; run it alone to see why")
-        yield process.pid, found.group()
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 if __name__ == "__main__":

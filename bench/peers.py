@@ -7,7 +7,6 @@ sleep. How to make the environments stands in bench/README.md.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import signal
 import sys
@@ -29,6 +28,7 @@ from write_gguf import write_gguf
 
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.bench.prompts import read, shipped
+from pilotfish.bench.report import this_machine
 from pilotfish.checkpoints.pull import pull
 from pilotfish.errors import InvalidArgumentError, PilotfishError
 
@@ -125,13 +125,6 @@ def read_prompts(files: Sequence[Path], tokenizer: Tokenizer) -> list[list[int]]
     if not short:
         raise InvalidArgumentError(f"all prompts are longer than {LONGEST_PROMPT} tokens; give shorter ones")
     return short
-
-
-def machine() -> str:
-    """Such as ``AMD EPYC, 2 cores, Linux x86_64``."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    names = re.findall(r"model name\s*:\s*(.+)", info) or [platform.processor() or "unknown processor"]
-    return f"{names[0]}, {len(os.sched_getaffinity(0))} cores, {platform.system()} {platform.machine()}"
 
 
 class Run:
@@ -266,7 +259,7 @@ def main(
         run(questions)
     about = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": machine(),
+        "machine": this_machine(),
         "model": model,
         "threads": threads,
         "repeats": repeats,

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import grpc
 import numpy as np
+from services import service
 
 from pilotfish import Client, RoundTimes, SamplingParams
 from pilotfish.rpc.server import run
@@ -42,11 +38,11 @@ def main() -> None:
     if arguments.echo_server:
         run(serve_echo())
         return
-    with child([sys.executable, __file__, "--echo-server"]) as address:
-        print(f"bare gRPC echo, cold: {asyncio.run(echo(address)):.2f} ms a hop")
+    with service([__file__, "--echo-server"]) as server:
+        print(f"bare gRPC echo, cold: {asyncio.run(echo(server.address)):.2f} ms a hop")
     rounds: dict[int, list[RoundTimes]] = {4: [], 0: []}
-    up = [sys.executable, "-m", "pilotfish", "up", "--dtype", arguments.dtype, "--listen", "127.0.0.1:0"]
-    with child(up) as address, Client(address) as client:
+    up = ["-m", "pilotfish", "up", "--dtype", arguments.dtype, "--listen", "127.0.0.1:0"]
+    with service(up) as server, Client(server.address) as client:
         for _ in range(arguments.repeats):
             for draft_length, times in rounds.items():
                 params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, draft_length=draft_length)
@@ -61,22 +57,6 @@ def print_row(name: str, times: list[RoundTimes]) -> None:
     overhead = statistics.median((each.hops_us + each.orchestrator_us) / 1000 for each in times)
     parts = "  ".join(f"{part.removesuffix('_us')} {value:.2f}" for part, value in medians.items())
     print(f"{name}: {parts}  → everything but the models {overhead:.2f} ms")
-
-
-@contextmanager
-def child(command: list[str]) -> Iterator[str]:
-    """Runs a server until the end of the block; gives the address of its ``ready`` line."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("ready")), "")
-        found = re.search(r"\S+:\d+", line)
-        if found is None:
-            raise SystemExit(f"{' '.join(command)} did not start; run it alone to see why")
-        yield found.group()
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 async def serve_echo() -> None:

@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ import grpc
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from services import Service, service
 
 from pilotfish.cli.pull import fetch
 from pilotfish.rpc.channel import connect
@@ -48,19 +46,6 @@ token_us = 1_000
 METHOD = "/pilotfish.v1.GenerationService/Generate"
 PROMPT_TOKENS = 16
 VOCABULARY = 40_000
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-@dataclass
-class Service:
-    """A child process, its address and its processor time."""
-
-    address: str
-    pid: int
-
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 @dataclass
@@ -133,27 +118,16 @@ async def measure(arguments: argparse.Namespace) -> None:
 @contextmanager
 def fleet(folder: Path, profile: str, replicas: int) -> Iterator[Fleet]:
     """All services on this machine, ended with the block."""
-    children: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
 
-    def start(*argv: str) -> Service:
-        command = [sys.executable, "-m", "pilotfish", *argv, "--model", str(folder), "--listen", "127.0.0.1:0"]
-        child = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
-        children.append(child)
-        assert child.stdout is not None
-        found = re.search(r"\S+:\d+", child.stdout.readline())
-        if found is None:
-            raise SystemExit(f"{' '.join(command)} did not start")
-        return Service(found.group(), child.pid)
+        def start(*argv: str) -> Service:
+            common = ["--model", str(folder), "--listen", "127.0.0.1:0", "--log-level", "warning"]
+            return stack.enter_context(service(["-m", "pilotfish", *argv, *common]))
 
-    try:
         worker = ["--simulate", profile, "--pages", "16384"]
         target, drafts = start("target", *worker), [start("draft", *worker) for _ in range(replicas)]
         flags = [part for draft in drafts for part in ("--draft", draft.address)]
         yield Fleet(target, drafts, start("orchestrator", "--target", target.address, *flags, "--max-rows", "256"))
-    finally:
-        for child in reversed(children):
-            child.terminate()
-            child.wait(30)
 
 
 async def load(services: Fleet, rows: int, arguments: argparse.Namespace) -> Measured:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from pathlib import Path
 
 from in_process import in_process
 from rich.console import Console
 from rich.table import Table
-from round_overhead import child
+from services import service
 
 from draft_svc.drafters import create_drafter
 from draft_svc.engine import DraftEngine
@@ -42,14 +41,14 @@ def main() -> None:
         run(serve(fetch("smollm2"), arguments.draft_layers))
         return
     layers = ["--draft-layers", str(arguments.draft_layers)]
-    up = [sys.executable, "-m", "pilotfish", "up", "--dtype", "float32", "--listen", "127.0.0.1:0", *layers]
+    up = ["-m", "pilotfish", "up", "--dtype", "float32", "--listen", "127.0.0.1:0", *layers]
     rounds: dict[str, list[RoundTimes]] = {"three processes, gRPC": [], "one process": []}
     params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, draft_length=4)
     with (
-        child(up) as over_grpc,
-        child([sys.executable, __file__, "--serve", *layers]) as in_one,
-        Client(over_grpc) as first,
-        Client(in_one) as second,
+        service(up, {"OMP_NUM_THREADS": "1"}) as over_grpc,  # `up` would lend each model the other's core
+        service([__file__, "--serve", *layers], {"OMP_NUM_THREADS": "1"}) as in_one,
+        Client(over_grpc.address) as first,
+        Client(in_one.address) as second,
     ):
         for _ in range(arguments.repeats):
             for client, times in zip((first, second), rounds.values(), strict=True):
@@ -60,13 +59,10 @@ def main() -> None:
 
 async def serve(folder: Path, draft_layers: int) -> None:
     """Everything in this process, on three threads: models of their own, and the loop."""
-    import torch
-
     from pilotfish.runtime.loading import load_worker_model
     from target_svc.engine import TargetEngine
     from target_svc.server import TargetConfig
 
-    torch.set_num_threads(1)
     target_config = TargetConfig(model=folder, dtype="float32")
     draft_config = DraftConfig(model=folder, dtype="float32", layers=draft_layers)
     target = TargetEngine(load_worker_model(target_config, folder), pages=target_config.pages)

@@ -7,12 +7,12 @@ import time
 import numpy as np
 
 from draft_svc.drafters import Drafter
-from pilotfish.runtime.grants import PageGrants
+from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.slots import require_distinct_slots
 from pilotfish.steps import DraftResult, DraftStep, Grant, Ints, ProposalKind
 
 
-class DraftEngine:
+class DraftEngine(GrantingEngine):
     """A drafter with its page grants. Not thread-safe: one thread makes all calls.
 
     Args:
@@ -24,35 +24,12 @@ class DraftEngine:
 
     def __init__(self, drafter: Drafter, *, pages: int, page_size: int = 16, max_step_tokens: int = 4096) -> None:
         self._drafter = drafter
-        info = drafter.info
-        template = Grant(
-            model_id=info.model_id,
-            weights_hash=info.weights_hash,
-            tokenizer_hash=info.tokenizer_hash,
-            vocab_size=info.vocab_size,
-            page_size=page_size,
-            first_page=0,
-            page_count=0,
-            max_len=info.max_len,
-            max_step_tokens=max_step_tokens,
-            incarnation=0,
-            features=info.features,
-            feature_width=info.feature_width,
-        )
-        self._grants = PageGrants(pages, template)
+        super().__init__(drafter.info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
 
     @property
     def kinds(self) -> tuple[ProposalKind, ...]:
         """Ways in which the drafter can propose."""
         return self._drafter.kinds
-
-    def open(self, page_count: int | None) -> Grant:
-        """Grants pages to a new stream; see ``PageGrants.open``."""
-        return self._grants.open(page_count)
-
-    def close(self, grant: Grant) -> None:
-        """Takes a stream's pages back."""
-        self._grants.close(grant)
 
     def run(self, grant: Grant, step: DraftStep) -> DraftResult:
         """Runs one step.

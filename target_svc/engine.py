@@ -12,7 +12,7 @@ from torch import Tensor
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.noise import Purpose
 from pilotfish.runtime import cores, sampling
-from pilotfish.runtime.grants import PageGrants
+from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.runtime.slots import Longs, node_positions, require_distinct_slots
@@ -20,7 +20,7 @@ from pilotfish.runtime.tensors import to_wire
 from pilotfish.steps import DrawRule, Grant, Ints, SamplingRows, TargetResult, TargetStep, require_range
 
 
-class TargetEngine:
+class TargetEngine(GrantingEngine):
     """The target model with its pages. Not thread-safe: one thread makes all calls.
 
     Args:
@@ -43,29 +43,8 @@ class TargetEngine:
         features: tuple[str, ...] = (),
     ) -> None:
         self._model = PagedModel(model, pages=pages, page_size=page_size, features=features)
-        template = Grant(
-            model_id=model.model_id,
-            weights_hash=model.weights_hash,
-            tokenizer_hash=model.tokenizer_hash,
-            vocab_size=model.config.vocab_size,
-            page_size=page_size,
-            first_page=0,
-            page_count=0,
-            max_len=model.config.limit_len(max_len),
-            max_step_tokens=max_step_tokens,
-            incarnation=0,
-            features=features,
-            feature_width=self._model.feature_width,
-        )
-        self._grants = PageGrants(pages, template)
-
-    def open(self, page_count: int | None) -> Grant:
-        """Grants pages to a new stream; see ``PageGrants.open``."""
-        return self._grants.open(page_count)
-
-    def close(self, grant: Grant) -> None:
-        """Takes a stream's pages back."""
-        self._grants.close(grant)
+        info = model.info(max_len, features, self._model.feature_width)
+        super().__init__(info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
 
     @torch.inference_mode()
     def run(self, grant: Grant, step: TargetStep) -> TargetResult:

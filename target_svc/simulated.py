@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.noise import Purpose, keys
-from pilotfish.runtime.grants import PageGrants
+from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.slots import Longs, node_positions, require_distinct_slots
 from pilotfish.simulate.law import Law, draw, draw_outside, no_supports, shares
 from pilotfish.simulate.model import SimulatedModel, read_model
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from target_svc.server import TargetConfig
 
 
-class SimulatedTarget:
+class SimulatedTarget(GrantingEngine):
     """A target engine; see ``target_svc.engine``.
 
     Args:
@@ -39,27 +39,7 @@ class SimulatedTarget:
     ) -> None:
         self._cost, self._law = profile.target, Law(model.token_limit)
         self._pages = HashedPages(pages, page_size)
-        template = Grant(
-            model_id=model.model_id,
-            weights_hash=model.weights_hash,
-            tokenizer_hash=model.tokenizer_hash,
-            vocab_size=model.vocab_size,
-            page_size=page_size,
-            first_page=0,
-            page_count=0,
-            max_len=model.max_len,
-            max_step_tokens=max_step_tokens,
-            incarnation=0,
-        )
-        self._grants = PageGrants(pages, template)
-
-    def open(self, page_count: int | None) -> Grant:
-        """Grants pages to a new stream; see ``PageGrants.open``."""
-        return self._grants.open(page_count)
-
-    def close(self, grant: Grant) -> None:
-        """Takes a stream's pages back."""
-        self._grants.close(grant)
+        super().__init__(model.info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
 
     def run(self, grant: Grant, step: TargetStep) -> TargetResult:
         """Runs one step, for as long as the profile says.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pilotfish.noise import mix
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.simulate.law import Law
 from pilotfish.simulate.model import SimulatedModel
 from pilotfish.simulate.profile import Cost, Profile
@@ -19,7 +20,9 @@ def instant(agreement: float) -> Profile:
 
 
 def model(tokenizer_hash: str = "tokens", ids: int = IDS) -> SimulatedModel:
-    return SimulatedModel("simulated", "weights", tokenizer_hash, vocab_size=ids, max_len=512, token_limit=ids)
+    return SimulatedModel(
+        ModelInfo("simulated", "weights", tokenizer_hash, vocab_size=ids, max_len=512), token_limit=ids
+    )
 
 
 def prefix_of(tokens: list[int]) -> int:

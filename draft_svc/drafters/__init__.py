@@ -13,23 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.steps import DraftStep, Floats, Ints, ProposalKind, Supports, empty_floats, empty_ints
 
 if TYPE_CHECKING:
     from draft_svc.server import DraftConfig
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterInfo:
-    """What an orchestrator is told about a drafter; fields as in ``StreamOpened``."""
-
-    model_id: str
-    weights_hash: str
-    tokenizer_hash: str
-    vocab_size: int
-    max_len: int
-    features: tuple[str, ...] = ()
-    feature_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +39,7 @@ class Drafter(ABC):
 
     @property
     @abstractmethod
-    def info(self) -> DrafterInfo:
+    def info(self) -> ModelInfo:
         """Its name and limits; never changes."""
 
     @abstractmethod

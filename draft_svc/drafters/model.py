@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_svc.drafters import Drafter, DrafterInfo, Proposals
+from draft_svc.drafters import Drafter, Proposals
 from pilotfish.noise import Purpose
 from pilotfish.runtime import cores, sampling
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.runtime.slots import Longs
@@ -48,16 +49,10 @@ class ModelDrafter(Drafter):
         self._model = PagedModel(model, pages=pages, page_size=page_size)
         # Padded ids of the output layer mean nothing to a target that pads otherwise.
         self._vocab_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
-        self._info = DrafterInfo(
-            model_id=model.model_id,
-            weights_hash=model.weights_hash,
-            tokenizer_hash=model.tokenizer_hash,
-            vocab_size=model.config.vocab_size,
-            max_len=model.config.limit_len(max_len),
-        )
+        self._info = model.info(max_len)
 
     @property
-    def info(self) -> DrafterInfo:
+    def info(self) -> ModelInfo:
         return self._info
 
     @torch.inference_mode()

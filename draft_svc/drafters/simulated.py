@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 
-from draft_svc.drafters import Drafter, DrafterInfo, Proposals
+from draft_svc.drafters import Drafter, Proposals
 from pilotfish.noise import Purpose, keys
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.slots import Longs, slots_at
 from pilotfish.simulate.law import WIDTH, Doubles, Law, draw, shares, truncate
 from pilotfish.simulate.model import SimulatedModel
@@ -31,16 +32,10 @@ class SimulatedDrafter(Drafter):
     def __init__(self, profile: Profile, model: SimulatedModel, *, pages: int, page_size: int = 16) -> None:
         self._cost, self._agreement = profile.draft, profile.agreement
         self._law, self._pages = Law(model.token_limit), HashedPages(pages, page_size)
-        self._info = DrafterInfo(
-            model_id=model.model_id,
-            weights_hash=model.weights_hash,
-            tokenizer_hash=model.tokenizer_hash,
-            vocab_size=model.vocab_size,
-            max_len=model.max_len,
-        )
+        self._info = model.info
 
     @property
-    def info(self) -> DrafterInfo:
+    def info(self) -> ModelInfo:
         return self._info
 
     def propose(self, step: DraftStep) -> Proposals:

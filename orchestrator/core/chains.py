@@ -7,6 +7,7 @@ row of any shape; tests hold the two together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,11 @@ from pilotfish.steps import Ints
 
 Longs = npt.NDArray[np.int64]
 
-_PATHS = [tuple(range(length)) for length in range(1025)]
-"""Paths along chains; nobody asks for longer ones."""
+
+@cache
+def _path(length: int) -> tuple[int, ...]:
+    """The first nodes of a chain."""
+    return tuple(range(length))
 
 
 def match_chains(proposals: Sequence[Proposal], draws: Ints) -> list[Verdict]:
@@ -36,7 +40,7 @@ def match_chains(proposals: Sequence[Proposal], draws: Ints) -> list[Verdict]:
         while begin < end and token_ids[kept] == drawn[begin]:
             kept, begin = kept + 1, begin + 1
         kind = TokenKind.BONUS if begin == end else TokenKind.RECOVERED
-        verdicts.append(Verdict(_PATHS[kept], drawn[begin], kind))
+        verdicts.append(Verdict(_path(kept), drawn[begin], kind))
         begin = end + 1
     return verdicts
 
@@ -57,7 +61,7 @@ def ratio_chains(
     kept = batch.kept()
     tokens = batch.tokens_after(kept)
     return [
-        Verdict(_PATHS[count], token, TokenKind.BONUS if count == length else TokenKind.RECOVERED)
+        Verdict(_path(count), token, TokenKind.BONUS if count == length else TokenKind.RECOVERED)
         for count, token, length in zip(kept.tolist(), tokens.tolist(), batch.lengths.tolist(), strict=True)
     ]
 

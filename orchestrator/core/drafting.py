@@ -50,7 +50,8 @@ class Replica:
         A catch-up step is to end before the target's does: the allowance doubles when it did, and halves when not.
         """
         if self.caught_up:
-            self.allowance = max(LEAST_ALLOWANCE, self.allowance // 2) if is_behind else 2 * self.allowance
+            wanted = self.allowance // 2 if is_behind else 2 * self.allowance
+            self.allowance = min(max(wanted, LEAST_ALLOWANCE), self.grant.max_step_tokens)
         self.is_late, self.is_behind, self.caught_up = is_late, is_behind, False
 
 

@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 
 from pilotfish.errors import NotFoundError, OverloadedError
 from pilotfish.steps import Grant, require
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What an orchestrator is told about a model or a drafter; fields as in ``StreamOpened``."""
+
+    model_id: str
+    weights_hash: str
+    tokenizer_hash: str
+    vocab_size: int
+    max_len: int
+    features: tuple[str, ...] = ()
+    feature_width: int = 0
+
+
+class GrantingEngine:
+    """What every worker's engine does for its streams beside running steps."""
+
+    def __init__(self, info: ModelInfo, *, pages: int, page_size: int, max_step_tokens: int) -> None:
+        self._grants = PageGrants(info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
+
+    def open(self, page_count: int | None) -> Grant:
+        """Grants pages to a new stream; see ``PageGrants.open``."""
+        return self._grants.open(page_count)
+
+    def close(self, grant: Grant) -> None:
+        """Takes a stream's pages back."""
+        self._grants.close(grant)
 
 
 class PageGrants:
     """Hands out contiguous ranges of pages, one per stream, under a new incarnation each time.
 
     Args:
+        info: told with every grant.
         pages: pages in all.
-        template: what is the same in every grant; its range and incarnation are replaced.
+        page_size: slots per page.
+        max_step_tokens: most new tokens in one step.
     """
 
-    def __init__(self, pages: int, template: Grant) -> None:
-        self._pages, self._template = pages, template
+    def __init__(self, info: ModelInfo, *, pages: int, page_size: int, max_step_tokens: int) -> None:
+        self._info, self._pages = info, pages
+        self._page_size, self._max_step_tokens = page_size, max_step_tokens
         self._open: dict[int, Grant] = {}
 
     def open(self, page_count: int | None) -> Grant:
@@ -40,7 +71,14 @@ class PageGrants:
                 "ask for fewer, close another stream, or start the worker with more pages"
             )
         incarnation = secrets.randbits(64)
-        grant = replace(self._template, first_page=first, page_count=wanted, incarnation=incarnation)
+        grant = Grant(
+            **asdict(self._info),
+            page_size=self._page_size,
+            first_page=first,
+            page_count=wanted,
+            max_step_tokens=self._max_step_tokens,
+            incarnation=incarnation,
+        )
         self._open[incarnation] = grant
         return grant
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.allocation import returned_when_freed
 from pilotfish.runtime.config import ModelConfig
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.decoder import Decoder
 from pilotfish.runtime.models.native_decoder import NativeDecoder, why_not_native
 from pilotfish.runtime.models.torch_decoder import TorchDecoder
@@ -36,6 +37,18 @@ class LoadedModel:
     @property
     def config(self) -> ModelConfig:
         return self.decoder.config
+
+    def info(self, max_len: int | None, features: tuple[str, ...] = (), feature_width: int = 0) -> ModelInfo:
+        """What an orchestrator is told; ``max_len`` None is what the model was made for."""
+        return ModelInfo(
+            model_id=self.model_id,
+            weights_hash=self.weights_hash,
+            tokenizer_hash=self.tokenizer_hash,
+            vocab_size=self.config.vocab_size,
+            max_len=self.config.limit_len(max_len),
+            features=features,
+            feature_width=feature_width,
+        )
 
 
 def load_model(

@@ -51,7 +51,7 @@ class PagedModel:
         """Does the slot copies, then runs the new tokens and caches them; ``rows`` are validated."""
         batch = build_batch(rows, self.cache.page_size, self.device)
         self.cache.copy_slots(map(tuple, rows.slot_copies.tolist()))
-        self._attention.plan(batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len, batch.trees)
+        self._attention.plan(batch)
         hidden = self.decoder.forward(batch, self.cache, self._attention, self.features)
         self.cache.write_tokens(batch.slots, batch.token_ids)
         if hidden.features is not None:

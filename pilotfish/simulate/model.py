@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.runtime.config import ModelConfig
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """What the other side of a stream is told; fields as in ``StreamOpened``."""
+    """A model that is all name."""
 
-    model_id: str
-    weights_hash: str
-    tokenizer_hash: str
-    vocab_size: int
-    max_len: int
+    info: ModelInfo
     token_limit: int
     """Ids that the tokenizer knows; the model writes no others."""
 
@@ -31,11 +28,11 @@ def read_model(folder: Path, name: str, max_len: int | None) -> SimulatedModel:
         InvalidArgumentError: if one is broken, or the model was not made for rows of ``max_len`` tokens.
     """
     config = ModelConfig.from_folder(folder)
-    return SimulatedModel(
+    info = ModelInfo(
         model_id=name,
         weights_hash=hashlib.sha256(b"simulated").hexdigest(),
         tokenizer_hash=tokenizer_hash(folder),
         vocab_size=config.vocab_size,
         max_len=config.limit_len(max_len),
-        token_limit=min(config.vocab_size, tokenizer_vocab_size(folder)),
     )
+    return SimulatedModel(info, token_limit=min(config.vocab_size, tokenizer_vocab_size(folder)))

@@ -1,13 +1,14 @@
-"""Tiny models of each family, made once per test run."""
+"""Tiny models of each family, made once per test run, and a server that answers as a test wants it to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_generation import FakeGeneration, serving
 from tiny_models import make_tiny_model
 
 ModelFolder = Callable[..., Path]
@@ -26,3 +27,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
         return made[key]
 
     return folder
+
+
+@pytest.fixture
+def fake() -> FakeGeneration:
+    """What ``address`` answers with."""
+    return FakeGeneration()
+
+
+@pytest.fixture
+def address(fake: FakeGeneration, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of the fake server, which is also the one that commands ask by default."""
+    with serving(fake) as address:
+        monkeypatch.setenv("PILOTFISH_SERVER", address)
+        yield address

@@ -21,18 +21,6 @@ from pilotfish.cli.main import app
 from pilotfish.v1 import generation_pb2 as pb
 
 
-@pytest.fixture
-def fake() -> FakeGeneration:
-    return FakeGeneration()
-
-
-@pytest.fixture
-def address(fake: FakeGeneration, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with serving(fake) as address:
-        monkeypatch.setenv("PILOTFISH_SERVER", address)
-        yield address
-
-
 def bench(*flags: str) -> Result:
     return CliRunner().invoke(app, ["bench", *flags], env={"COLUMNS": "80"})
 

@@ -22,19 +22,6 @@ from pilotfish.cli import demo
 from pilotfish.cli.answer import show_cost, show_piece
 from pilotfish.cli.main import app
 
-
-@pytest.fixture
-def fake() -> FakeGeneration:
-    return FakeGeneration()
-
-
-@pytest.fixture
-def address(fake: FakeGeneration, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with serving(fake) as address:
-        monkeypatch.setenv("PILOTFISH_SERVER", address)
-        yield address
-
-
 # generate
 
 

@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn, head_dims: tuple[int, ...] = (8,)) -> tuple[Attention
 def run(shape: AttentionShape, rows: list[Row], q: Tensor, kv: Tensor) -> Tensor:
     batch = build_batch(token_rows(*rows), shape.page_size, CPU)
     attention = create_attention("torch", shape, q.dtype, CPU)
-    attention.plan(batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len, batch.trees)
+    attention.plan(batch)
     return attention.run(q, kv)
 
 
@@ -119,7 +119,7 @@ def test_the_kernels_equal_the_naive_loop(case: tuple[AttentionShape, list[Row]]
     kv = kv.bfloat16() if is_half else kv
     attention = NativeAttention(shape, kv.dtype)
     batch = build_batch(token_rows(*rows), shape.page_size, CPU)
-    attention.plan(batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len, batch.trees)
+    attention.plan(batch)
     torch.testing.assert_close(attention.run(q, kv).double(), naive(rows, q, kv, shape.page_size), atol=2e-5, rtol=0)
 
 
@@ -129,7 +129,7 @@ def test_short_rows_are_not_padded_to_a_long_chunk_beside_them() -> None:
     q, kv = tensors(shape, rows)
     batch = build_batch(token_rows(*rows), 16, CPU)
     attention = torch_backend.TorchAttention(shape, torch.float32, CPU)
-    attention.plan(batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len, batch.trees)
+    attention.plan(batch)
     scores = sum(g.query_index.numel() * g.k_pages.numel() // g.pieces * 16 for g in attention._groups)
     needed = sum(len(r.tokens) * (r.start + len(r.tokens)) for r in rows)
     assert scores < 2 * needed
@@ -147,6 +147,6 @@ def test_planning_again_forgets_the_step_before() -> None:
     for rows in ([Row([0] * 9, 3, [0, 1, 2])], [Row([0], 2, [1]), Row([0], 0, [0])]):
         q, kv = tensors(shape, rows)
         batch = build_batch(token_rows(*rows), 4, CPU)
-        attention.plan(batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len, batch.trees)
+        attention.plan(batch)
         wanted = naive(rows, q, kv, 4)
         np.testing.assert_allclose(attention.run(q, kv).numpy(), wanted.numpy(), atol=2e-5)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pilotfish.runtime.slots import Bools
-from pilotfish.steps import Ints
+from pilotfish.runtime.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,8 @@ class Attention(ABC):
     """
 
     @abstractmethod
-    def plan(
-        self,
-        qo_indptr: Ints,
-        kv_indptr: Ints,
-        kv_indices: Ints,
-        last_page_len: Ints,
-        trees: tuple[Bools | None, ...],
-    ) -> None:
-        """Prepares the next step from host integers; fields as in ``Batch``."""
+    def plan(self, batch: Batch) -> None:
+        """Prepares the next step from the host integers of ``batch``."""
 
     @abstractmethod
     def run(self, q: Tensor, kv: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pilotfish.runtime.attention.base import Attention, AttentionShape
+from pilotfish.runtime.batch import Batch
 from pilotfish.runtime.slots import Bools
 from pilotfish.steps import Ints
 
@@ -63,19 +64,12 @@ class TorchAttention(Attention):
         self._shape, self._dtype, self._device = shape, dtype, device
         self._groups: list[_Group] = []
 
-    def plan(
-        self,
-        qo_indptr: Ints,
-        kv_indptr: Ints,
-        kv_indices: Ints,
-        last_page_len: Ints,
-        trees: tuple[Bools | None, ...],
-    ) -> None:
+    def plan(self, batch: Batch) -> None:
         classes: dict[tuple[int, int], list[_Piece]] = defaultdict(list)
-        for row, tree in enumerate(trees):
-            pages = kv_indices[kv_indptr[row] : kv_indptr[row + 1]]
-            kv_len = (len(pages) - 1) * self._shape.page_size + int(last_page_len[row])
-            for piece in self._pieces(int(qo_indptr[row]), int(qo_indptr[row + 1]), kv_len, pages, tree):
+        for row, tree in enumerate(batch.trees):
+            pages = batch.kv_indices[batch.kv_indptr[row] : batch.kv_indptr[row + 1]]
+            kv_len = (len(pages) - 1) * self._shape.page_size + int(batch.last_page_len[row])
+            for piece in self._pieces(int(batch.qo_indptr[row]), int(batch.qo_indptr[row + 1]), kv_len, pages, tree):
                 classes[_size_class(piece)].append(piece)
         self._groups = [self._group(pieces) for pieces in classes.values()]
 

@@ -51,9 +51,8 @@ class TorchDecoder(Decoder):
         super().__init__(config, embeddings.dtype, embeddings.device)
         head = embeddings if config.tied_embeddings else weights.pop("lm_head.weight")
         self._head = make_linear(head, None, quantized=quantized)
-        self._embeddings = embeddings
-        if config.tied_embeddings and isinstance(self._head, QuantizedLinear):
-            self._embeddings = self._head.rows(torch.arange(len(head), device=self.device)).to(self.dtype)
+        is_rounded = config.tied_embeddings and quantized
+        self._embeddings = None if is_rounded else embeddings
         self._norm = weights.pop("model.norm.weight")
         self._layers = [_layer(weights, f"model.layers.{i}", quantized) for i in range(config.layers)]
         self._rope = Rope(config.rope, config.head_dim, self.device)
@@ -64,7 +63,7 @@ class TorchDecoder(Decoder):
         return create_attention("torch", shape, self.dtype, self.device)
 
     def forward(self, batch: Batch, cache: KVCache, attention: Attention, features: Sequence[str] = ()) -> Hidden:
-        x = functional.embedding(batch.token_ids, self._embeddings)
+        x = self._embed(batch.token_ids)
         cos, sin = self._rope.tables(batch.positions, self.dtype)
         wanted = set(features)
         captured = {"hidden.0": x}
@@ -82,6 +81,12 @@ class TorchDecoder(Decoder):
 
     def logits(self, last: Tensor) -> Tensor:
         return self._head(self._rms_norm(last, self._norm)).float()
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self._embeddings is not None:
+            return functional.embedding(token_ids, self._embeddings)
+        assert isinstance(self._head, QuantizedLinear)
+        return self._head.rows(token_ids).to(self.dtype)
 
     def _attend(
         self,

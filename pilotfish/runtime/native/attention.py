@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pilotfish.runtime import cores
 from pilotfish.runtime.attention import Attention, AttentionShape
+from pilotfish.runtime.batch import Batch
 from pilotfish.runtime.native.library import FLOAT_KINDS, Shape, Step, library
-from pilotfish.runtime.slots import Bools, Longs
+from pilotfish.runtime.slots import Bools, Longs, within
 from pilotfish.steps import Ints
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)  # that kernels.cpp is compiled for
@@ -37,24 +38,24 @@ class NativeAttention(Attention):
         self.step = Step()
         self._held: tuple[npt.NDArray[Any], ...] = ()
 
-    def plan(
-        self,
-        qo_indptr: Ints,
-        kv_indptr: Ints,
-        kv_indices: Ints,
-        last_page_len: Ints,
-        trees: tuple[Bools | None, ...],
-    ) -> None:
-        lengths = np.diff(qo_indptr)
-        ends = (np.diff(kv_indptr) - 1) * self._shape.page_size + last_page_len
-        tokens = int(qo_indptr[-1])
-        within = np.arange(tokens) - np.repeat(qo_indptr[:-1], lengths)
-        seen = np.repeat(ends - lengths, lengths) + within + 1
-        ancestors, bounds = _ancestors(qo_indptr, seen, trees)
-        pages = np.ascontiguousarray(kv_indices, np.int32)
-        first_pages = np.repeat(kv_indptr[:-1], lengths).astype(np.int64)
-        self._held = (pages, first_pages, seen.astype(np.int32), ancestors, bounds)
-        self.step = Step(tokens, cores.threads(), None, None, None, None, *(a.ctypes.data for a in self._held))
+    def plan(self, batch: Batch) -> None:
+        lengths = np.diff(batch.qo_indptr)
+        ends = (np.diff(batch.kv_indptr) - 1) * self._shape.page_size + batch.last_page_len
+        seen = np.repeat(ends - lengths, lengths) + within(lengths) + 1
+        ancestors, bounds = _ancestors(batch.qo_indptr, seen, batch.trees)
+        pages = np.ascontiguousarray(batch.kv_indices, np.int32)
+        first_pages = np.repeat(batch.kv_indptr[:-1], lengths).astype(np.int64)
+        seen = seen.astype(np.int32)
+        self._held = (pages, first_pages, seen, ancestors, bounds)
+        self.step = Step(
+            tokens=len(seen),
+            threads=cores.threads(),
+            pages=pages.ctypes.data,
+            first_pages=first_pages.ctypes.data,
+            seen=seen.ctypes.data,
+            ancestors=ancestors.ctypes.data,
+            ancestor_bounds=bounds.ctypes.data,
+        )
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         wide = q.float().contiguous()
