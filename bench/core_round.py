@@ -77,7 +77,7 @@ class Round:
         step = codec.target_step_from_pb(target_pb2.TargetStep.FromString(message))
         answer = codec.target_result_to_pb(self._target.run(self._grants[0], step)).SerializeToString()
         self._timed("choose draft lengths", scheduler.choose_draft_lengths)
-        for catch_up in self._timed("plan catch-up", scheduler.plan_catch_up).values():
+        for catch_up in self._timed("plan catch-up", lambda: scheduler.plan_catch_up(batch)).values():
             self._draft.run(self._grants[1], catch_up.step)
         self._timed("accept", lambda: scheduler.accept(batch, _result(answer)))
 

@@ -30,7 +30,7 @@ class DraftConfig(WorkerConfig):
     """Drafting method. model: a small language model of the target's tokenizer."""
 
     model: Path | None = None
-    """Hugging Face model folder of the drafter. With --quantize int8, or --layers, the target's own makes a draft too."""
+    """Hugging Face model folder of the drafter. The target's own makes a draft with --quantize int8 or --layers."""
 
     listen: str = "127.0.0.1:50052"
     """Address to serve on, HOST:PORT; port 0 takes a free one."""

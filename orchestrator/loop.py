@@ -213,7 +213,7 @@ class Loop:
         if self.scheduler.is_adaptive:
             await asyncio.wait({reply}, timeout=SETTLE_S)
         self.scheduler.choose_draft_lengths()
-        await self._send(self.scheduler.plan_catch_up())
+        await self._send(self.scheduler.plan_catch_up(batch))
         try:
             verified = await reply
             clock.verified(sent_at, verified)

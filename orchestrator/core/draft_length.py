@@ -65,7 +65,7 @@ class Round:
         replicas: that were asked.
         has_prefill: the target's step held prompts too.
         caught_up: draft replicas prefilled beside the target.
-        was_behind: a replica had still to prefill when it was asked to propose.
+        was_delayed: a replica had still to prefill when it was asked to propose.
         judged: the rows whose proposals were judged.
         kept, spoken_on: of each, draft tokens kept, and those that the target spoke on, i64[judged].
     """
@@ -80,7 +80,7 @@ class Round:
     replicas: int
     has_prefill: bool
     caught_up: bool
-    was_behind: bool
+    was_delayed: bool
     judged: Sequence[Request]
     kept: Longs
     spoken_on: Longs
@@ -107,7 +107,7 @@ class DraftLengths:
         if seen.rows and not seen.has_prefill and not seen.caught_up and seen.seconds > seen.draft_seconds:
             self._rest.observe(seen.tokens, seen.seconds - seen.draft_seconds)
             self._plain += seen.depth == 0
-        if seen.depth and not seen.was_behind and seen.draft_seconds > 0:
+        if seen.depth and not seen.was_delayed and seen.draft_seconds > 0:
             self._pass.observe(max(1.0, seen.drafted / (seen.depth * seen.replicas)), seen.draft_seconds / seen.depth)
             self._drafted += 1
         if seen.judged:

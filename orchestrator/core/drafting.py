@@ -61,6 +61,8 @@ class DraftPlan:
 
     step: DraftStep
     rows: tuple[tuple[Request, DraftPlace], ...]
+    is_delayed: bool
+    """The replica had still to prefill when it was asked."""
 
     def proposals(self, result: DraftResult, vocab_size: int) -> dict[str, Proposal]:
         """The proposals that the replica answered, by request id, of rows that still draft there.
@@ -216,7 +218,7 @@ class Drafting:
         )
         for part in parts:
             part.place.cache.commit(part.request.tokens, part.end)
-        return DraftPlan(step, tuple((part.request, part.place) for part in parts))
+        return DraftPlan(step, tuple((part.request, part.place) for part in parts), replica.is_behind)
 
 
 class _Part(NamedTuple):

@@ -6,7 +6,7 @@ Pure: events in (submit, finish, opened, lost), plans out. One round is
     plan     = scheduler.plan_target(drafts)        while they draft
     batch    = scheduler.seal(plan, proposals)      sent to the target
     scheduler.choose_draft_lengths()                while it verifies
-    catch_up = scheduler.plan_catch_up()            sent to the replicas while it verifies
+    catch_up = scheduler.plan_catch_up(batch)       sent to the replicas while it verifies
     runs     = scheduler.accept(batch, result)
     scheduler.timed(...)                            what the round took, for draft lengths to come
 
@@ -127,7 +127,6 @@ class _Timed:
     batch: TargetBatch
     drafts: Mapping[str, DraftPlan]
     caught_up: bool
-    was_behind: bool
     runs: Sequence[Run]
     seconds: float
     draft_seconds: float
@@ -153,8 +152,6 @@ class Scheduler:
         self._lengths = DraftLengths()
         self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
         self._timed: list[_Timed] = []  # not yet learnt from
-        self._catches_up = self._was_behind = False
-        self._prefill_tokens = 0  # of the step under way
 
     # Events
 
@@ -222,15 +219,12 @@ class Scheduler:
     def plan_proposals(self) -> dict[str, DraftPlan]:
         """What each replica is to propose for the running rows, as far as the target's step has room."""
         assert self.target is not None
-        plans = self.drafting.plan_proposals(self.rows, self.target.grant)
-        self._was_behind = any(self.drafting.replicas[name].is_behind for name in plans)
-        return plans
+        return self.drafting.plan_proposals(self.rows, self.target.grant)
 
-    def plan_catch_up(self) -> dict[str, DraftPlan]:
-        """What each replica is to prefill while the target is busy."""
-        plans = self.drafting.plan_catch_up(self.rows, self._prefill_tokens)
-        self._catches_up = bool(plans)
-        return plans
+    def plan_catch_up(self, batch: TargetBatch) -> dict[str, DraftPlan]:
+        """What each replica is to prefill while the target is busy with ``batch``."""
+        beside = sum(row.end - row.start for row in batch.rows if not row.is_round)
+        return self.drafting.plan_catch_up(self.rows, beside)
 
     def choose_draft_lengths(self) -> None:
         """Learns from the round before, and sets the draft length of each row that leaves it to the server."""
@@ -259,7 +253,8 @@ class Scheduler:
             seconds: since the end of the round before.
             draft_seconds: of those, waited for proposals.
         """
-        self._timed.append(_Timed(batch, drafts, self._catches_up, self._was_behind, runs, seconds, draft_seconds))
+        caught_up = any(replica.caught_up for replica in self.drafting.replicas.values())
+        self._timed.append(_Timed(batch, drafts, caught_up, runs, seconds, draft_seconds))
 
     def plan_target(self, drafts: Mapping[str, DraftPlan]) -> TargetPlan:
         """Chooses rows and allocates pages for the worst case of the proposals asked for."""
@@ -284,7 +279,6 @@ class Scheduler:
         for row in rows:
             if row.room:
                 row.proposal = proposals.get(row.request.id, EMPTY)
-        self._prefill_tokens = sum(row.end - row.start for row in rows if not row.is_round)
         copies, self.target.copies = self.target.copies, []
         self.target.step_id += 1
         requests, tokens = [row.request for row in rows], token_rows([_part(row) for row in rows], copies)
@@ -485,7 +479,7 @@ def _round(timed: _Timed) -> Round:
         replicas=len(lengths),
         has_prefill=not all(row.is_round for row in timed.batch.rows),
         caught_up=timed.caught_up,
-        was_behind=timed.was_behind,
+        was_delayed=any(plan.is_delayed for plan in timed.drafts.values()),
         judged=[run.request for run in judged],
         kept=kept,
         spoken_on=kept + np.array([run.kinds[-1] is TokenKind.RECOVERED for run in judged], np.int64),

@@ -52,7 +52,7 @@ class WorkerConfig(Settings):
     """Most new tokens in one step. Larger steps prefill faster, and hold up the rows beside them longer."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the kernels and of torch; default: torch's choice. Processes that share cores need counts that add up."""
+    """Threads of kernels and torch; default: torch's choice. Processes that share cores need counts that add up."""
 
     share_cores: Path | None = None
     """Workers of one host that name the same file lend each other the threads of those that wait."""

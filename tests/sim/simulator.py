@@ -129,7 +129,7 @@ class Simulator:
         if batch is None:
             return
         self.scheduler.choose_draft_lengths()
-        catch_up = self.scheduler.plan_catch_up()
+        catch_up = self.scheduler.plan_catch_up(batch)
         for name, plan_ in catch_up.items():
             self._run_draft(name, plan_, self.now)
         result = self.target.run(batch.step)

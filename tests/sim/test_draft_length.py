@@ -105,7 +105,7 @@ class Virtual:
             replicas=1,
             has_prefill=False,
             caught_up=caught_up,
-            was_behind=False,
+            was_delayed=False,
             judged=judged,
             kept=np.array(kept, np.int64),
             spoken_on=np.array(spoken_on, np.int64),
@@ -382,6 +382,19 @@ def test_what_a_quick_replica_catches_up_at_once_grows() -> None:
         simulator.round()
     assert sum("d1 catches up r" in line for line in simulator.trace) == 3  # 64 tokens, 128, the rest
     assert "d1 proposes for r" in simulator.trace[-3]
+
+
+def test_what_has_grown_for_long_shrinks_at_once() -> None:
+    simulator = Simulator()
+    simulator.open_draft("d1", 64)
+    replica = simulator.scheduler.drafting.replicas["d1"]
+    for _ in range(1000):
+        replica.caught_up = True
+        replica.begin_round(is_late=False, is_behind=False)
+    assert replica.allowance == replica.grant.max_step_tokens
+    replica.caught_up = True
+    replica.begin_round(is_late=False, is_behind=True)
+    assert replica.allowance == replica.grant.max_step_tokens // 2
 
 
 def test_a_replica_that_has_not_caught_up_yet_is_not_sent_more() -> None:

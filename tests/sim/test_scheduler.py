@@ -321,7 +321,7 @@ def test_a_replica_lost_in_the_middle_of_a_round_keeps_the_text(lost_after: str)
     if lost_after == "sealing":
         simulator.lose_draft("d0")
     simulator.open_draft("d1", pages=64, agreement=1.0)
-    for name, plan in scheduler.plan_catch_up().items():  # the row moves before its verdict is known
+    for name, plan in scheduler.plan_catch_up(batch).items():  # the row moves before its verdict is known
         simulator.replicas[name].fake.run(plan.step)
     for run in scheduler.accept(batch, target.run(batch.step)):
         simulator.texts["r"] += run.token_ids
