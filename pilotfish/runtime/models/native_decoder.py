@@ -1,4 +1,4 @@
-"""The decoder on fused CPU kernels, a call per layer; see ``native/kernels.cpp``."""
+"""The decoder on fused CPU kernels, a call for several layers; see ``native/kernels``."""
 
 from __future__ import annotations
 
@@ -131,12 +131,10 @@ class _Layer:
     """One layer's weights, and the struct that points to them; good as long as this object lives."""
 
     def __init__(self, weights: dict[str, Tensor], prefix: str, arena: Arena, quantized: bool) -> None:
-        def take(name: str) -> Tensor:
-            return weights.pop(f"{prefix}.{name}")
-
         def parts(*names: str) -> tuple[list[Tensor], list[Tensor]]:
-            given = [weights.pop(f"{prefix}.{name}.bias", None) for name in names]
-            return [take(f"{name}.weight") for name in names], [bias for bias in given if bias is not None]
+            biases = [weights.pop(f"{prefix}.{name}.bias", None) for name in names]
+            matrices = [weights.pop(f"{prefix}.{name}.weight") for name in names]
+            return matrices, [bias for bias in biases if bias is not None]
 
         def linear(*names: str) -> NativeLinear:
             matrices, biases = parts(*names)

@@ -17,7 +17,7 @@ from pilotfish.runtime.native.library import FLOAT_KINDS, Shape, Step, library
 from pilotfish.runtime.slots import Bools, Longs, within
 from pilotfish.steps import Ints
 
-HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)  # that kernels.cpp is compiled for
+HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)  # that attention.h is compiled for
 
 
 class NativeAttention(Attention):

@@ -1,4 +1,4 @@
-"""Compiles ``kernels.cpp`` once per machine and loads it.
+"""Compiles ``kernels/`` once per machine and loads it.
 
 The compiler is the system's (``$CXX``, else c++, g++ or clang++), called without torch's headers, which takes
 seconds instead of a minute; the result lies under ``$PILOTFISH_HOME`` (default ~/.cache/pilotfish) by a hash of
@@ -23,7 +23,7 @@ import torch
 
 from pilotfish.errors import FailedPreconditionError
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-pthread", "-shared", "-fPIC")
 _COMPILE_TIMEOUT_S = 300
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Linear(ctypes.Structure):
-    """``Linear`` of kernels.cpp."""
+    """``Linear`` of structs.h."""
 
     _fields_ = (
         ("kind", c_int64),
@@ -44,7 +44,7 @@ class Linear(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """``Layer`` of kernels.cpp."""
+    """``Layer`` of structs.h."""
 
     _fields_ = (
         ("attention_norm", c_void_p),
@@ -59,7 +59,7 @@ class Layer(ctypes.Structure):
 
 
 class Shape(ctypes.Structure):
-    """``Shape`` of kernels.cpp."""
+    """``Shape`` of structs.h."""
 
     _fields_ = (
         ("hidden", c_int64),
@@ -73,7 +73,7 @@ class Shape(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """``Step`` of kernels.cpp."""
+    """``Step`` of structs.h."""
 
     _fields_ = (
         ("tokens", c_int64),
@@ -90,7 +90,7 @@ class Step(ctypes.Structure):
     )
 
 
-FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1}  # of a cache; `Kind` in kernels.cpp
+FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1}  # of a cache; `Kind` in structs.h
 
 _PROTOTYPES = {
     "pilotfish_pack": (None, (c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
@@ -149,7 +149,8 @@ def _compiled() -> Path:
     """
     compiler = _compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    parts = (SOURCE.read_text(encoding="utf-8"), version, _processor(), *_FLAGS)
+    sources = (path.read_text(encoding="utf-8") for path in sorted(SOURCE.parent.iterdir()))
+    parts = (*sources, version, _processor(), *_FLAGS)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("PILOTFISH_HOME") or Path.home() / ".cache" / "pilotfish") / "native"
     path = folder / f"kernels-{digest}.so"
