@@ -38,7 +38,7 @@ def test_matched_children_are_those_that_win_the_targets_race_after_the_winners(
             p[row, v] / -np.log(uniform_one(5 + row, Purpose.MATCH, 0, int(positions[row]), int(IDS[v])))
             for v in range(5)
         ]
-        order = np.argsort(speeds)[::-1]
+        order = np.argsort(-np.array(speeds), kind="stable")
         kept = int(np.count_nonzero(speeds))
         assert kept == (top_k or 5)
         assert found.token_ids[row, :kept].tolist() == IDS[order[:kept]].tolist()
