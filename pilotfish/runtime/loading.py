@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.allocation import returned_when_freed
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.decoder import Decoder
-from pilotfish.runtime.models.native_decoder import NativeDecoder, why_not_native
-from pilotfish.runtime.models.torch_decoder import TorchDecoder
-from pilotfish.runtime.quantization import GROUP
+from pilotfish.runtime.models.kernels import choose_kernels
 from pilotfish.runtime.weights import load_weights, weights_hash
 from pilotfish.runtime.worker_config import WorkerConfig
 from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
@@ -80,8 +77,8 @@ def load_model(
     config = ModelConfig.from_folder(folder).with_layers(layers)
     tokenizer = tokenizer_hash(folder)
     with returned_when_freed():
-        weights = load_weights(folder, config, resolve_dtype(dtype, where), where)
-        decoder = _create_decoder(config, weights, quantize, kernels)
+        how = choose_kernels(kernels, config, resolve_dtype(dtype, where), where, quantize=quantize)
+        decoder = Decoder(config, load_weights(folder, config, how.dtype, where), how)
     suffix = "" if quantize == "none" else f":{quantize}"
     return LoadedModel(
         model_id=name or folder.resolve().name + suffix,
@@ -103,20 +100,6 @@ def load_worker_model(config: WorkerConfig, folder: Path) -> LoadedModel:
         kernels=config.kernels,
         name=config.name,
     )
-
-
-def _create_decoder(config: ModelConfig, weights: dict[str, Tensor], quantize: str, kernels: str) -> Decoder:
-    embeddings, quantized = weights["model.embed_tokens.weight"], quantize != "none"
-    widths = (config.hidden_size, config.intermediate_size, config.heads * config.head_dim)
-    if quantized and any(width % GROUP for width in widths):
-        raise InvalidArgumentError(f"quantize is {quantize!r}; it needs widths in multiples of {GROUP}, not {widths}")
-    if kernels != "torch":
-        reason = why_not_native(config, embeddings.dtype, embeddings.device)
-        if reason is None:
-            return NativeDecoder(config, weights, quantized=quantized)
-        if kernels == "native":
-            raise InvalidArgumentError(f"kernels is native; {reason}")
-    return TorchDecoder(config, weights, quantized=quantized)
 
 
 def resolve_device(name: str) -> torch.device:

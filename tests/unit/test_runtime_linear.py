@@ -10,7 +10,8 @@ from tiny_models import make_tiny_model
 
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.linear import DenseLinear, PackedLinear, can_pack, make_linear
-from pilotfish.runtime.models.torch_decoder import TorchDecoder
+from pilotfish.runtime.models.decoder import Decoder
+from pilotfish.runtime.models.torch_kernels import TorchKernels
 from pilotfish.runtime.weights import load_weights
 
 CPU = torch.device("cpu")
@@ -43,5 +44,5 @@ def test_a_decoder_keeps_no_weight_twice(family: str, tmp_path: Path) -> None:
     config = ModelConfig.from_folder(make_tiny_model(tmp_path, family))
     weights = load_weights(tmp_path, config, torch.float32, CPU)
     assert weights
-    TorchDecoder(config, weights)
+    Decoder(config, weights, TorchKernels(torch.float32, CPU))
     assert not weights, "what is left would be held beside its packed form"

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.loading import load_model
-from pilotfish.runtime.models.native_decoder import NativeDecoder
-from pilotfish.runtime.models.torch_decoder import TorchDecoder
+from pilotfish.runtime.models.native_kernels import NativeLayers
+from pilotfish.runtime.models.torch_kernels import TorchLayers
 from pilotfish.runtime.native import library as native
 from pilotfish.runtime.native.linear import Arena, NativeLinear, packed_size
 from pilotfish.runtime.paged_model import PagedModel
@@ -52,8 +52,8 @@ def processor(request: pytest.FixtureRequest, portable_home: Path, monkeypatch: 
 
 def multiply(layer: NativeLinear, x: Tensor, norm: Tensor | None = None) -> Tensor:
     y = torch.full((len(x), layer.outputs), torch.nan)
-    pointer = None if norm is None else norm.data_ptr()
-    arguments = (ctypes.byref(layer.struct), pointer, 1e-5, x.data_ptr(), len(x), layer.outputs, 2, y.data_ptr())
+    part = native.Part(x.data_ptr(), x.stride(0), x.shape[1], None if norm is None else norm.data_ptr())
+    arguments = (ctypes.byref(layer.struct), part, 1, 1e-5, len(x), layer.outputs, 2, y.data_ptr())
     native.library().pilotfish_linear(*arguments)
     return y
 
@@ -151,11 +151,11 @@ def test_a_token_has_the_same_numbers_in_any_company(
 
 
 def test_angles_reach_as_far_as_a_position_asks(model_folder: Callable[..., Path]) -> None:
-    decoder = load_model(model_folder(), device="cpu").decoder
-    assert isinstance(decoder, NativeDecoder)
+    layers = load_model(model_folder(), device="cpu").decoder.layers
+    assert isinstance(layers, NativeLayers)
     for position in (0, 1023, 1024, 3000, 5):
-        wanted = decoder._rope.tables(torch.tensor([position]), torch.float32)
-        for table, row in zip(decoder._angles(position), wanted, strict=True):
+        wanted = layers._rope.tables(torch.tensor([position]), torch.float32)
+        for table, row in zip(layers._angles(position), wanted, strict=True):
             assert torch.equal(table[position], row[0])
 
 
@@ -175,10 +175,10 @@ def test_two_threads_may_run_one_model(model_folder: Callable[..., Path]) -> Non
 
 
 def test_kernels_are_taken_where_they_can_be(model_folder: Callable[..., Path]) -> None:
-    assert isinstance(load_model(model_folder(), device="cpu").decoder, NativeDecoder)
-    assert isinstance(load_model(model_folder(), device="cpu", kernels="torch").decoder, TorchDecoder)
-    assert isinstance(load_model(model_folder(), device="cpu", dtype="float16").decoder, TorchDecoder)
-    assert isinstance(load_model(model_folder(intermediate_size=104), device="cpu").decoder, TorchDecoder)
+    assert isinstance(load_model(model_folder(), device="cpu").decoder.layers, NativeLayers)
+    assert isinstance(load_model(model_folder(), device="cpu", kernels="torch").decoder.layers, TorchLayers)
+    assert isinstance(load_model(model_folder(), device="cpu", dtype="float16").decoder.layers, TorchLayers)
+    assert isinstance(load_model(model_folder(intermediate_size=104), device="cpu").decoder.layers, TorchLayers)
     with pytest.raises(InvalidArgumentError, match=r"kernels is native.*float16"):
         load_model(model_folder(), device="cpu", dtype="float16", kernels="native")
     with pytest.raises(InvalidArgumentError, match=r"quantize is 'int8'.*104"):
@@ -206,8 +206,8 @@ def test_without_a_compiler_models_run_in_torch_and_the_log_says_why(
     native._warn_once.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
-            assert isinstance(load_model(folder, device="cpu").decoder, TorchDecoder)
-            assert isinstance(load_model(folder, device="cpu").decoder, TorchDecoder)
+            assert isinstance(load_model(folder, device="cpu").decoder.layers, TorchLayers)
+            assert isinstance(load_model(folder, device="cpu").decoder.layers, TorchLayers)
     finally:
         native.library.cache_clear()
     assert caplog.text.count("plain torch") == 1

@@ -43,10 +43,23 @@ class Linear(ctypes.Structure):
     )
 
 
+class Part(ctypes.Structure):
+    """``Part`` of structs.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("stride", c_int64),
+        ("width", c_int64),
+        ("norm", c_void_p),
+    )
+
+
 class Layer(ctypes.Structure):
     """``Layer`` of structs.h."""
 
     _fields_ = (
+        ("has_beside", c_int64),
+        ("beside_norm", c_void_p),
         ("attention_norm", c_void_p),
         ("qkv", Linear),
         ("output", Linear),
@@ -96,13 +109,13 @@ _PROTOTYPES = {
     "pilotfish_pack": (None, (c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
     "pilotfish_linear": (
         None,
-        (POINTER(Linear), c_void_p, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+        (POINTER(Linear), POINTER(Part), c_int64, c_float, c_int64, c_int64, c_int64, c_void_p),
     ),
     "pilotfish_embed": (None, (POINTER(Linear), c_void_p, c_int64, c_void_p)),
     "pilotfish_attention": (None, (POINTER(Shape), POINTER(Step), c_void_p, c_void_p, c_void_p)),
     "pilotfish_layers": (
         None,
-        (POINTER(Shape), POINTER(Layer), c_int64, POINTER(Step), c_void_p, c_void_p, c_int64),
+        (POINTER(Shape), POINTER(Layer), c_int64, POINTER(Step), c_void_p, c_void_p, c_void_p, c_int64),
     ),
 }
 

@@ -24,10 +24,11 @@ void pilotfish_pack(int64_t bytes, const void* from, int64_t out, int64_t in, in
     if (bytes == 1) pack(static_cast<const uint8_t*>(from), out, in, unit, static_cast<uint8_t*>(to));
 }
 
-// y = norm(x) @ weights.T + bias: [rows, in] to [rows, width], the first `width` outputs; without a norm if null.
-void pilotfish_linear(const Linear* linear, const float* norm, float eps, const float* x, int64_t rows, int64_t width,
+// y = [norm(part) ; ...] @ weights.T + bias: `count` parts of [rows, their width] to [rows, width], the first `width`
+// outputs.
+void pilotfish_linear(const Linear* linear, const Part* parts, int64_t count, float eps, int64_t rows, int64_t width,
                       int64_t threads, float* y) {
-    run_linear(*linear, norm, eps, x, rows, width, threads, y);
+    run_linear(*linear, prepare(*linear, parts, count, eps, rows, threads), rows, width, threads, y);
 }
 
 // Rows of the weights, [count, in]: the embeddings of `ids`.
@@ -43,9 +44,10 @@ void pilotfish_attention(const Shape* shape, const Step* step, const float* q, v
 }
 
 // Consecutive layers, whose caches lie `kv_bytes` apart.
-void pilotfish_layers(const Shape* shape, const Layer* layers, int64_t count, const Step* step, float* x, void* kv,
-                      int64_t kv_bytes) {
-    for (int64_t i = 0; i < count; i++) run_layer(*shape, layers[i], *step, x, static_cast<char*>(kv) + i * kv_bytes);
+void pilotfish_layers(const Shape* shape, const Layer* layers, int64_t count, const Step* step, float* x,
+                      const float* beside, void* kv, int64_t kv_bytes) {
+    for (int64_t i = 0; i < count; i++)
+        run_layer(*shape, layers[i], *step, x, beside, static_cast<char*>(kv) + i * kv_bytes);
 }
 
 }  // extern "C"

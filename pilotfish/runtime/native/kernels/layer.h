@@ -11,14 +11,18 @@
 
 namespace {
 
-// One layer: x [tokens, hidden] changes in place, K and V go to the cache.
-void run_layer(const Shape& shape, const Layer& layer, const Step& step, float* x, void* kv) {
+// One layer: x [tokens, hidden] changes in place, K and V go to the cache. `beside` [tokens, hidden] is read where the
+// layer has it.
+void run_layer(const Shape& shape, const Layer& layer, const Step& step, float* x, const float* beside, void* kv) {
     const int64_t tokens = step.tokens, threads = step.threads, hidden = shape.hidden;
     const int64_t q_width = shape.heads * shape.head_dim, width = q_width + 2 * shape.kv_heads * shape.head_dim;
     const bool is_float = shape.cache_kind == kFloat32;
 
     float* qkv = work.qkv.room(tokens * width);
-    run_linear(layer.qkv, layer.attention_norm, shape.eps, x, tokens, width, threads, qkv);
+    const Part parts[] = {{beside, hidden, hidden, layer.beside_norm}, {x, hidden, hidden, layer.attention_norm}};
+    const int64_t skipped = layer.has_beside ? 0 : 1;
+    run_linear(layer.qkv, prepare(layer.qkv, parts + skipped, 2 - skipped, shape.eps, tokens, threads), tokens, width,
+               threads, qkv);
     (is_float ? place<float> : place<uint16_t>)(shape, layer, step, qkv, kv);
     float* context = work.context.room(tokens * q_width);
     (is_float ? attention<float> : attention<uint16_t>)(shape, step, qkv, width, kv, context);

@@ -84,33 +84,45 @@ void quantize_row(const float* x, int64_t size, int8_t* bytes, float* scales, in
     }
 }
 
-// Rows of x, normed if there is a norm, in the form for `linear`.
-Operand prepare(const Linear& linear, const float* norm, float eps, const float* x, int64_t rows, int64_t threads) {
+// The parts of each row side by side, normed where there is a norm, in the form for `linear`.
+Operand prepare(const Linear& linear, const Part* parts, int64_t count, float eps, int64_t rows, int64_t threads) {
     const int64_t in = linear.in, groups = in / kGroup;
     Operand operand;
-    if (linear.kind == kFloat32 && !norm) {
-        operand.floats = x;
+    if (linear.kind == kFloat32 && count == 1 && !parts->norm && parts->stride == in) {
+        operand.floats = parts->x;
         return operand;
     }
-    float* floats = norm || linear.kind == kFloat32 ? work.floats.room(rows * in) : nullptr;
+    const bool has_norm = std::any_of(parts, parts + count, [](const Part& part) { return part.norm; });
+    float* floats = has_norm || linear.kind == kFloat32 ? work.floats.room(rows * in) : nullptr;
     uint16_t* halves = linear.kind == kBfloat16 ? work.halves.room(rows * in) : nullptr;
     int8_t* bytes = linear.kind == kInt8 ? work.bytes.room(rows * in) : nullptr;
     float* scales = bytes ? work.scales.room(rows * groups) : nullptr;
     int32_t* offsets = bytes ? work.offsets.room(rows * groups) : nullptr;
     parallel(rows, threads, 8, [=](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; r++) {
-            const float* row = x + r * in;
-            if (norm) {
-                rms_norm(row, norm, in, eps, floats + r * in);
-                row = floats + r * in;
+            int64_t at = r * in;
+            for (const Part* part = parts; part < parts + count; at += part->width, part++) {
+                const float* x = part->x + r * part->stride;
+                if (part->norm) {
+                    rms_norm(x, part->norm, part->width, eps, floats + at);
+                    x = floats + at;
+                }
+                if (linear.kind == kFloat32 && !part->norm) std::copy(x, x + part->width, floats + at);
+                if (halves)
+                    for (int64_t i = 0; i < part->width; i += kLanes) store(halves + at + i, load(x + i));
+                const int64_t group = at / kGroup;
+                if (bytes) quantize_row(x, part->width, bytes + at, scales + group, offsets + group);
             }
-            if (halves)
-                for (int64_t i = 0; i < in; i += kLanes) store(halves + r * in + i, load(row + i));
-            if (bytes) quantize_row(row, in, bytes + r * in, scales + r * groups, offsets + r * groups);
         }
     });
     operand = {floats, halves, bytes, scales, offsets};
     return operand;
+}
+
+// Rows of x as they are, or normed.
+Operand prepare(const Linear& linear, const float* norm, float eps, const float* x, int64_t rows, int64_t threads) {
+    const Part part{x, linear.in, linear.in, norm};
+    return prepare(linear, &part, 1, eps, rows, threads);
 }
 
 // Products: R rows times a panel
@@ -245,11 +257,9 @@ void product(const Linear& linear, const Operand& x, int64_t rows, int64_t threa
     });
 }
 
-// y = norm(x) @ weights.T + bias, [rows, width], the first `width` outputs; without a norm if null.
-void run_linear(const Linear& linear, const float* norm, float eps, const float* x, int64_t rows, int64_t width,
-                int64_t threads, float* y) {
-    const Operand operand = prepare(linear, norm, eps, x, rows, threads);
-    product(linear, operand, rows, threads, [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
+// y = x @ weights.T + bias: [rows, width], the first `width` outputs.
+void run_linear(const Linear& linear, const Operand& x, int64_t rows, int64_t width, int64_t threads, float* y) {
+    product(linear, x, rows, threads, [=](int64_t row, int64_t panel, Floats y0, Floats y1) {
         for (int p = 0; p < 2; p++) {
             const int64_t first = panel * kPanel + p * kLanes, lanes = std::min<int64_t>(kLanes, width - first);
             if (lanes > 0) std::memcpy(y + row * width + first, p ? &y1 : &y0, lanes * sizeof(float));

@@ -20,10 +20,20 @@ struct Linear {
     const float* bias;       // [out], in the order of the panels, or null
 };
 
+// One of the inputs that stand side by side before a product, [rows, width].
+struct Part {
+    const float* x;
+    int64_t stride;     // values from one row to the next
+    int64_t width;      // a multiple of 32
+    const float* norm;  // [width], or null
+};
+
+// Norms may be null, and are left out then.
 struct Layer {
-    const float* attention_norm;  // [hidden]
+    int64_t has_beside;                          // attention is over [beside ; x], so that qkv has twice the inputs
+    const float *beside_norm, *attention_norm;   // [hidden]
     Linear qkv, output;
-    const float *q_norm, *k_norm;  // [head_dim], or null
+    const float *q_norm, *k_norm;  // [head_dim]
     const float* mlp_norm;         // [hidden]
     Linear gate_up, down;
 };
