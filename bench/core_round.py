@@ -53,7 +53,7 @@ class Round:
         self._grants = self._target.open(None), self._draft.open(None)
         self._scheduler = Scheduler(Limits(max_rows=rows))
         self._scheduler.target_opened(self._grants[0])
-        self._scheduler.drafting.opened("draft", self._grants[1], self._draft.kinds)
+        self._scheduler.drafting.opened("draft", self._grants[1], self._draft.capabilities)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         rule = Rule.RATIO if temperature else Rule.MATCH
         for row in range(rows):

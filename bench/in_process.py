@@ -6,16 +6,17 @@ Only for comparing and for tests: what is left of a round's hops without a wire,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.workers import WorkerKind
 from pilotfish.rpc.steps_service import ModelThread, StepEngine
-from pilotfish.steps import Grant, ProposalKind
+from pilotfish.steps import Capabilities, Grant
+
+NO_DRAFTS = Capabilities(kinds=())
 
 
 def in_process(
-    name: str, engine: StepEngine[Any, Any], thread: ModelThread, kinds: Sequence[ProposalKind] = ()
+    name: str, engine: StepEngine[Any, Any], thread: ModelThread, capabilities: Capabilities = NO_DRAFTS
 ) -> WorkerKind[Any, Any]:
     """How to speak to an engine of this process; takes the place of ``workers.TARGET`` or ``workers.DRAFT``.
 
@@ -23,11 +24,11 @@ def in_process(
         name: of the kind of worker.
         engine: whose pages nobody else uses.
         thread: makes all calls of the engine.
-        kinds: of proposals that it can make.
+        capabilities: of a drafter.
     """
 
-    def opened(grant: Grant) -> tuple[Grant, tuple[ProposalKind, ...]]:
-        return grant, tuple(kinds)
+    def opened(grant: Grant) -> tuple[Grant, Capabilities]:
+        return grant, capabilities
 
     return WorkerKind(
         name=name,

@@ -71,7 +71,7 @@ async def serve(folder: Path, draft_layers: int) -> None:
     orchestrator = Orchestrator(
         OrchestratorSettings(model=folder, target="target", draft=["draft"], listen="127.0.0.1:0"),
         target_kind=in_process("target", target, threads[0]),
-        draft_kind=in_process("draft", draft, threads[1], draft.kinds),
+        draft_kind=in_process("draft", draft, threads[1], draft.capabilities),
     )
     await serve_until_signal(await orchestrator.start(), "one-process", before_stop=orchestrator.stop)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
 from draft_svc.drafters import Drafter
 from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.slots import require_distinct_slots
-from pilotfish.steps import DraftResult, DraftStep, Grant, Ints, ProposalKind
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant
 
 
 class DraftEngine(GrantingEngine):
@@ -27,9 +25,9 @@ class DraftEngine(GrantingEngine):
         super().__init__(drafter.info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
 
     @property
-    def kinds(self) -> tuple[ProposalKind, ...]:
+    def capabilities(self) -> Capabilities:
         """Ways in which the drafter can propose."""
-        return self._drafter.kinds
+        return Capabilities(self._drafter.kinds, self._drafter.tree_width)
 
     def run(self, grant: Grant, step: DraftStep) -> DraftResult:
         """Runs one step.
@@ -39,8 +37,8 @@ class DraftEngine(GrantingEngine):
             InternalError: if the model answers NaN.
         """
         started = time.perf_counter_ns()
-        step.validate(grant, self._drafter.kinds)
-        require_distinct_slots(step.rows, grant.page_size, _node_slots(step))
+        step.validate(grant, self.capabilities)
+        require_distinct_slots(step.rows, grant.page_size, step.draft_slots(self._drafter.tree_width))
         proposals = self._drafter.propose(step)
         return DraftResult(
             step_id=step.step_id,
@@ -51,9 +49,3 @@ class DraftEngine(GrantingEngine):
             support_probs=proposals.support_probs,
             compute_us=(time.perf_counter_ns() - started) // 1000,
         )
-
-
-def _node_slots(step: DraftStep) -> Ints:
-    """Slots per row for the nodes; the last one is proposed and never run, so it needs none."""
-    limits = step.node_limits if len(step.node_limits) else step.draft_lengths
-    return np.maximum(limits - 1, 0)

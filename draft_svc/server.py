@@ -69,6 +69,6 @@ def make_service(config: DraftConfig, thread: ModelThread) -> tuple[AddServices,
         page_size=config.page_size,
         max_step_tokens=config.max_step_tokens,
     )
-    thread.submit(warm_up_draft, engine, engine.kinds)
+    thread.submit(warm_up_draft, engine, engine.capabilities)
     servicer = DraftServicer(engine, thread)
     return lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server), servicer.streams

@@ -8,7 +8,7 @@ from typing import Any
 from draft_svc.engine import DraftEngine
 from pilotfish.rpc import codec, status
 from pilotfish.rpc.steps_service import ModelThread, StepStreams, Wire
-from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc
 
 NAME = "pilotfish.v1.DraftService"
@@ -18,7 +18,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves one engine on one model thread."""
 
     def __init__(self, engine: DraftEngine, thread: ModelThread) -> None:
-        wire = Wire[DraftStep, DraftResult](codec.draft_step_from_pb, partial(_opened, engine.kinds), _result)
+        wire = Wire[DraftStep, DraftResult](codec.draft_step_from_pb, partial(_opened, engine.capabilities), _result)
         self.streams = StepStreams(engine, thread, wire)
 
     @status.unary
@@ -26,8 +26,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         await self.streams.serve(context)
 
 
-def _opened(kinds: tuple[ProposalKind, ...], grant: Grant) -> draft_pb2.ExecuteDraftResponse:
-    return draft_pb2.ExecuteDraftResponse(opened=codec.draft_opened_to_pb(grant, kinds))
+def _opened(capabilities: Capabilities, grant: Grant) -> draft_pb2.ExecuteDraftResponse:
+    return draft_pb2.ExecuteDraftResponse(opened=codec.draft_opened_to_pb(grant, capabilities))
 
 
 def _result(result: DraftResult) -> draft_pb2.ExecuteDraftResponse:

@@ -159,7 +159,7 @@ class Loop:
         """A draft replica answers."""
         self.drafts[stream.address] = stream
         stream.on_answer = self._trace.worker("draft", stream.address)
-        self.scheduler.drafting.opened(stream.address, stream.grant, stream.kinds)
+        self.scheduler.drafting.opened(stream.address, stream.grant, stream.capabilities)
 
     def draft_lost(self, address: str, reason: PilotfishError) -> None:
         """A draft replica went away; its rows go on without proposals and move to another."""

@@ -31,7 +31,7 @@ from pilotfish.errors import (
 from pilotfish.rpc import codec
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.status import from_grpc
-from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, TargetResult, TargetStep
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, TargetResult, TargetStep
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class WorkerKind(Generic[Step, Result]):
     name: str
     execute: Callable[[grpc.aio.Channel], Any]
     open_request: Callable[[types_pb2.StreamOpen], Any]
-    opened: Callable[[Any], tuple[Grant, tuple[ProposalKind, ...]]]
+    opened: Callable[[Any], tuple[Grant, Capabilities]]
     step_request: Callable[[Step], Any]
     result: Callable[[Any], Result]
 
@@ -71,7 +71,7 @@ TARGET: TargetKind = WorkerKind(
     name="target",
     execute=lambda channel: target_pb2_grpc.TargetServiceStub(channel).Execute,
     open_request=lambda message: target_pb2.ExecuteTargetRequest(open=message),
-    opened=lambda response: (codec.grant_from_pb(response.opened), ()),
+    opened=lambda response: (codec.grant_from_pb(response.opened), Capabilities(kinds=())),
     step_request=lambda step: target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)),
     result=lambda response: codec.target_result_from_pb(response.result),
 )
@@ -108,7 +108,7 @@ class WorkerStream(Generic[Step, Result]):
     Attributes:
         address: of the worker.
         grant: what the worker granted.
-        kinds: how a drafter can propose; empty for a target.
+        capabilities: how a drafter can propose; a target cannot.
         on_answer: called with a step, its result, when it was sent and when the result was here; for traces.
     """
 
@@ -117,10 +117,10 @@ class WorkerStream(Generic[Step, Result]):
         kind: WorkerKind[Step, Result],
         address: str,
         call: Any,
-        opened: tuple[Grant, tuple[ProposalKind, ...]],
+        opened: tuple[Grant, Capabilities],
     ) -> None:
         self.address = address
-        self.grant, self.kinds = opened
+        self.grant, self.capabilities = opened
         self._kind = kind
         self._call = call
         self.on_answer: Callable[[Step, Result, float, float], None] | None = None

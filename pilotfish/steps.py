@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pilotfish.errors import InvalidArgumentError
 
+Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -26,12 +27,24 @@ class DrawRule(IntEnum):
     OUTSIDE = 2
 
 
+class FeatureRule(IntEnum):
+    """Which tokens of a row want their features (target.proto)."""
+
+    NONE = 1
+    ALL = 2
+    MATCHED = 3
+
+
 class ProposalKind(IntEnum):
     """How a drafter proposes (draft.proto)."""
 
     GREEDY = 1
     SAMPLED = 2
     MATCHED = 3
+
+
+def empty_bytes() -> Bytes:
+    return np.zeros(0, np.uint8)
 
 
 def empty_ints() -> Ints:
@@ -74,6 +87,14 @@ class Grant:
     incarnation: int
     features: tuple[str, ...] = ()
     feature_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """How a drafter can propose; fields as in ``DraftOpened``."""
+
+    kinds: tuple[ProposalKind, ...]
+    tree_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +222,9 @@ class TargetStep:
     rows: TokenRows
     sampling: SamplingRows
     output_nodes: Ints  # [outputs], ascending indices into rows.token_ids
-    draw_rules: npt.NDArray[np.uint8]  # [rows], DrawRule
+    draw_rules: Bytes  # [rows], DrawRule
     supports: Supports = field(default_factory=Supports)  # one group per output, or none
-    feature_nodes: Ints = field(default_factory=empty_ints)  # [features]
+    feature_rules: Bytes = field(default_factory=empty_bytes)  # [rows] FeatureRule, or [0] for none
 
     def validate(self, grant: Grant) -> None:
         """Raises ``InvalidArgumentError`` naming the first field at fault."""
@@ -212,16 +233,30 @@ class TargetStep:
         self.sampling.validate(rows)
         require(len(self.draw_rules) == rows, "length of draw_rules", len(self.draw_rules), f"must equal {rows} rows")
         require_range(self.draw_rules, "draw_rules", 1, 2, "must be MATCH (1) or OUTSIDE (2)")
-        for name, nodes in (("output_nodes", self.output_nodes), ("feature_nodes", self.feature_nodes)):
-            require_range(nodes, name, 0, tokens - 1, f"must be in [0, {tokens})")
-            require(bool((np.diff(nodes) > 0).all()), name, "not ascending", "must be strictly ascending")
-        if len(self.feature_nodes) and not grant.feature_width:
-            require(False, "feature_nodes", "given", "this target stores no features")
+        require_range(self.output_nodes, "output_nodes", 0, tokens - 1, f"must be in [0, {tokens})")
+        ascending = bool((np.diff(self.output_nodes) > 0).all())
+        require(ascending, "output_nodes", "not ascending", "must be strictly ascending")
+        if len(self.feature_rules):
+            self._validate_features(grant)
         self.supports.validate(len(self.output_nodes), grant.vocab_size)
         if len(self.supports.counts):
             row_of_output = np.searchsorted(self.rows.row_offsets, self.output_nodes, side="right") - 1
             matched = (self.draw_rules[row_of_output] == DrawRule.MATCH) & (self.supports.counts > 0)
             require(not matched.any(), "supports.counts", "positive in a MATCH row", "must be 0 there")
+
+    def _validate_features(self, grant: Grant) -> None:
+        rules, rows = self.feature_rules, len(self.rows.lengths)
+        require(len(rules) == rows, "length of feature_rules", len(rules), f"must be 0 or equal the {rows} rows")
+        require_range(rules, "feature_rules", 1, 3, "must be NONE (1), ALL (2) or MATCHED (3)")
+        wanted = bool((rules != FeatureRule.NONE).any())
+        require(not wanted or grant.feature_width > 0, "feature_rules", "given", "this target stores no features")
+        matched = rules == FeatureRule.MATCHED
+        drawn = np.diff(np.searchsorted(self.output_nodes, self.rows.row_offsets))
+        followed = (self.draw_rules == DrawRule.MATCH) & (drawn == self.rows.lengths)
+        if (matched & ~followed).any():
+            row = int((matched & ~followed).argmax())
+            limit = "MATCHED needs a row of draw rule MATCH whose every token wants an output"
+            require(False, f"feature_rules[{row}]", int(rules[row]), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +268,7 @@ class TargetResult:
     tail_masses: Floats  # [outputs]
     support_probs: Floats  # [sum of support counts]
     compute_us: int
-    features: npt.NDArray[Any] | None = None  # [features, feature_width]
+    features: npt.NDArray[Any] | None = None  # [as many as the rules ask for, feature_width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +279,17 @@ class DraftStep:
     rows: TokenRows
     sampling: SamplingRows
     draft_lengths: Ints  # [rows], 0 only extends
-    proposal_kinds: npt.NDArray[np.uint8]  # [rows], ProposalKind
+    proposal_kinds: Bytes  # [rows], ProposalKind
     support_limit: int
     node_limits: Ints = field(default_factory=empty_ints)  # [rows], or [0] for chains
     features: npt.NDArray[Any] | None = None  # [tokens, feature_width]
 
-    def validate(self, grant: Grant, kinds: tuple[ProposalKind, ...]) -> None:
+    def validate(self, grant: Grant, capabilities: Capabilities) -> None:
         """Raises ``InvalidArgumentError`` naming the first field at fault.
 
         Args:
             grant: of the stream that the step came on.
-            kinds: what the drafter can do.
+            capabilities: of the drafter.
         """
         rows = len(self.rows.lengths)
         for name in ("draft_lengths", "proposal_kinds"):
@@ -265,18 +300,40 @@ class DraftStep:
         require(len(limits) == rows, "length of node_limits", len(limits), f"must be 0 or equal the {rows} rows")
         too_few = limits < self.draft_lengths
         require(not too_few.any(), "node_limits", "below draft_lengths", "a path of that length needs the nodes")
-        self.rows.validate(grant, np.maximum(limits - 1, 0))
+        self.rows.validate(grant, self.draft_slots(capabilities.tree_width))
         self.sampling.validate(rows)
         require(self.support_limit >= 1, "support_limit", self.support_limit, "must be >= 1")
         for kind in np.unique(self.proposal_kinds[self.draft_lengths > 0]):
-            known = ", ".join(k.name for k in kinds)
-            require(int(kind) in kinds, "proposal_kinds", kind, f"this drafter can do {known}")
+            known = ", ".join(k.name for k in capabilities.kinds)
+            require(int(kind) in capabilities.kinds, "proposal_kinds", kind, f"this drafter can do {known}")
         if (self.features is None) == bool(grant.feature_width):
             wanted = f"[tokens, {grant.feature_width}]" if grant.feature_width else "absent"
             require(False, "features", "absent" if self.features is None else "given", f"must be {wanted}")
         if self.features is not None:
             shape = (len(self.rows.token_ids), grant.feature_width)
             require(self.features.shape == shape, "features", self.features.shape, f"shape must be {shape}")
+
+    def draft_slots(self, tree_width: int) -> Ints:
+        """Slots after its tokens that each row's page table covers, for what is drafted. i32[rows]."""
+        limits = self.node_limits if len(self.node_limits) else self.draft_lengths
+        rows = zip(self.draft_lengths.tolist(), limits.tolist(), strict=True)
+        return np.array([draft_slots(length, nodes, tree_width) for length, nodes in rows], np.int32)
+
+
+def draft_slots(draft_length: int, node_limit: int, tree_width: int) -> int:
+    """Slots that a drafter may write to after the tokens of a row.
+
+    The last node of a chain is proposed and never run, so it needs none. A tree is grown in levels of
+    ``tree_width`` nodes, most of which are not proposed in the end.
+
+    Args:
+        draft_length: longest path.
+        node_limit: most nodes; more than the longest path is a tree.
+        tree_width: of the drafter.
+    """
+    if node_limit > draft_length:
+        return max(node_limit, draft_length * tree_width)
+    return max(draft_length - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.runtime.slots import Longs, node_positions, require_distinct_slots
 from pilotfish.runtime.tensors import to_wire
-from pilotfish.steps import DrawRule, Grant, Ints, SamplingRows, TargetResult, TargetStep, require_range
+from pilotfish.steps import DrawRule, FeatureRule, Grant, Ints, SamplingRows, TargetResult, TargetStep, require_range
+from target_svc.features import wanted_tokens
 
 
 class TargetEngine(GrantingEngine):
-    """The target model with its pages. Not thread-safe: one thread makes all calls.
+    """The target model with its pages. One thread makes all calls, but for those of reading features.
 
     Args:
         model: loaded.
@@ -61,8 +62,9 @@ class TargetEngine(GrantingEngine):
             hidden = self._model.extend(step.rows)
             draws = self._draw(step, self._model.logits(hidden, self._index(step.output_nodes)))
         features = None
-        if hidden.features is not None and len(step.feature_nodes):
-            features = to_wire(hidden.features.index_select(0, self._index(step.feature_nodes)))
+        if hidden.features is not None and (step.feature_rules > FeatureRule.NONE).any():
+            wanted = wanted_tokens(step, draws.token_ids)
+            features = to_wire(hidden.features.index_select(0, torch.from_numpy(wanted).to(self._model.device)))
         return TargetResult(
             step_id=step.step_id,
             token_ids=draws.token_ids,
@@ -78,7 +80,9 @@ class TargetEngine(GrantingEngine):
 
     @torch.inference_mode()
     def read_features(self, incarnation: int, slots: Ints) -> npt.NDArray[np.generic]:
-        """Stored features ``[slots, feature_width]``, bfloat16 as its bits in uint16.
+        """Stored features ``[slots, feature_width]``, bfloat16 as its bits in uint16; from any thread.
+
+        Of a slot that a step is just writing to, the values may be torn.
 
         Raises:
             FailedPreconditionError: if none are stored.
@@ -91,7 +95,11 @@ class TargetEngine(GrantingEngine):
         first = grant.first_page * grant.page_size
         last = first + grant.page_count * grant.page_size - 1
         require_range(slots, "slots", first, last, f"this stream was granted slots [{first}, {last}]")
-        return to_wire(self._model.cache.read_features(self._index(slots)))
+        cache = self._model.cache
+        if cache.features is not None and cache.device.type == "cpu":
+            # numpy copies in this thread; torch would wake a team of its own beside that of the step under way.
+            return to_wire(cache.features.flatten(0, 1))[slots]
+        return to_wire(cache.read_features(self._index(slots)))
 
     def _draw(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
         sampling.require_finite(logits, "the target model")

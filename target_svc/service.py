@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ NAME = "pilotfish.v1.TargetService"
 
 
 class Engine(StepEngine[TargetStep, TargetResult], Protocol):
-    """What runs behind the service; see ``TargetEngine``."""
+    """What runs behind the service; see ``TargetEngine``. Features are read on other threads than the model's."""
 
     def features_per_chunk(self, chunk_bytes: int) -> int: ...
     def read_features(self, incarnation: int, slots: Ints) -> npt.NDArray[np.generic]: ...
@@ -28,7 +29,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """Serves one engine on one model thread."""
 
     def __init__(self, engine: Engine, thread: ModelThread) -> None:
-        self._engine, self._thread = engine, thread
+        self._engine = engine
         wire = Wire[TargetStep, TargetResult](codec.target_step_from_pb, _opened, _result)
         self.streams = StepStreams(engine, thread, wire)
 
@@ -41,10 +42,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self, request: target_pb2.ReadFeaturesRequest, context: status.Context
     ) -> AsyncIterator[target_pb2.ReadFeaturesResponse]:
         slots = codec.unpack(request.slots, "<i4", "slots")
-        chunk = await self._thread.call(self._engine.features_per_chunk, CHUNK_BYTES)
+        chunk = self._engine.features_per_chunk(CHUNK_BYTES)
         for first in range(0, max(len(slots), 1), chunk):
             part = slots[first : first + chunk]
-            features = await self._thread.call(self._engine.read_features, request.incarnation, part)
+            # Not on the model thread, where it would wait for the step under way: a step writes to none of
+            # these slots. They hold committed tokens of a row; a row that gives its pages up to others while
+            # they are read wants no answer any more.
+            features = await asyncio.to_thread(self._engine.read_features, request.incarnation, part)
             yield target_pb2.ReadFeaturesResponse(features=codec.tensor_to_pb(features))
 
 

@@ -37,6 +37,9 @@ class Drafter(ABC):
     kinds: tuple[ProposalKind, ...]
     """Ways in which it can propose."""
 
+    tree_width: int = 0
+    """Most nodes that it runs per level of a tree; 0: it proposes chains only."""
+
     @property
     @abstractmethod
     def info(self) -> ModelInfo:

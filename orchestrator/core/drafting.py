@@ -19,7 +19,7 @@ from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_r
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
 from orchestrator.core.proposals import Proposal, proposals_from
 from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
-from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, empty_ints
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, ProposalKind, draft_slots, empty_ints
 
 FIRST_ALLOWANCE, LEAST_ALLOWANCE = 64, 16
 """Tokens that a replica catches up beside a target step without prompts; see ``Replica.begin_round``."""
@@ -31,7 +31,7 @@ class Replica:
 
     name: str
     grant: Grant
-    kinds: tuple[ProposalKind, ...]
+    capabilities: Capabilities
     pool: PagePool
     is_late: bool = False
     """It missed a deadline and still owes the answer: it gets no steps until it has given it."""
@@ -92,11 +92,11 @@ class Drafting:
         self._tree_nodes = tree_nodes
         self.replicas: dict[str, Replica] = {}
 
-    def opened(self, name: str, grant: Grant, kinds: tuple[ProposalKind, ...]) -> None:
+    def opened(self, name: str, grant: Grant, capabilities: Capabilities) -> None:
         """A replica answers; its pages are empty."""
         assert name not in self.replicas
         pool = PagePool(grant.first_page, grant.page_count, grant.page_size)
-        self.replicas[name] = Replica(name, grant, kinds, pool)
+        self.replicas[name] = Replica(name, grant, capabilities, pool)
 
     def lost(self, name: str, rows: Iterable[Request]) -> None:
         """A replica's stream ended, and with it all that it cached; its rows move at their next step."""
@@ -118,14 +118,14 @@ class Drafting:
         budgets = {name: replica.grant.max_step_tokens for name, replica in self.replicas.items()}
         for request in rows:
             limit = request.draft_limit if request.state is State.RUNNING else 0
-            place, nodes = self._place(request) if limit else None, max(limit, self._tree_nodes)
-            if place is None or request.draft_lag > PROPOSE_BEHIND or nodes > node_budget:
+            place = self._place(request) if limit else None
+            if place is None or request.draft_lag > PROPOSE_BEHIND:
                 continue
-            part = _part(request, place, request.length, limit, nodes)
-            fits = part.end + nodes <= target.max_len and part.token_count <= budgets[place.replica]
-            if fits and self._knows(part) and self._reserve_nodes(part):
+            nodes_left = min(node_budget, target.max_len - request.length)
+            part = self._proposing(request, place, limit, nodes_left)
+            if part is not None and part.token_count <= budgets[place.replica] and self._knows(part):
                 budgets[place.replica] -= part.token_count
-                node_budget -= nodes
+                node_budget -= part.nodes
                 ready.setdefault(place.replica, []).append(part)
         return {name: self._plan(self.replicas[name], parts) for name, parts in ready.items()}
 
@@ -179,7 +179,9 @@ class Drafting:
         if request.draft is not None and not self.replicas[request.draft.replica].is_late:
             return request.draft
         kind = request.params.proposal_kind
-        choices = [choice for choice in self.replicas.values() if not choice.is_late and kind in choice.kinds]
+        choices = [
+            choice for choice in self.replicas.values() if not choice.is_late and kind in choice.capabilities.kinds
+        ]
         if not choices:
             return None
         request.drop_draft()  # of a replica that hangs; its steps still run in order, so its pages are safe
@@ -198,9 +200,21 @@ class Drafting:
         """Whether the replica has all the tokens; it may lack ids that only the target's output layer pads."""
         return part.request.highest_token < self.replicas[part.place.replica].grant.vocab_size
 
+    def _proposing(self, request: Request, place: DraftPlace, length: int, nodes_left: int) -> _Part | None:
+        """A part that asks for a tree, or for a chain where no tree is wanted or has room; None if neither fits."""
+        for nodes in sorted({self._tree_nodes, length}, reverse=True):
+            part = _part(request, place, request.length, length, nodes)
+            if length <= nodes <= nodes_left and self._reserve_nodes(part):
+                return part
+        return None
+
     def _reserve_nodes(self, part: _Part) -> bool:
-        slots = part.end + part.nodes - 1  # the last node has no children, so it is never cached
-        return slots <= self.replicas[part.place.replica].grant.max_len and _reserve(part.place.cache, slots)
+        replica = self.replicas[part.place.replica]
+        width = replica.capabilities.tree_width
+        if part.nodes > part.draft_length and not width:
+            return False
+        slots = part.end + draft_slots(part.draft_length, part.nodes, width)
+        return slots <= replica.grant.max_len and _reserve(part.place.cache, slots)
 
     def _plan(self, replica: Replica, parts: list[_Part]) -> DraftPlan:
         copies, replica.copies = replica.copies, []

@@ -6,7 +6,7 @@ byte length and gives a read-only view of the message, without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.steps import (
+    Capabilities,
     DraftResult,
     DraftStep,
     Grant,
@@ -84,7 +85,7 @@ _SAMPLING = {
     "rounds": "<i8",
 }
 _SUPPORTS = {"counts": "<i4", "token_ids": "<i4"}
-_TARGET_STEP = {"output_nodes": "<i4", "draw_rules": "u1", "feature_nodes": "<i4"}
+_TARGET_STEP = {"output_nodes": "<i4", "draw_rules": "u1", "feature_rules": "u1"}
 _TARGET_RESULT = {"token_ids": "<i4", "tail_masses": "<f4", "support_probs": "<f4"}
 _DRAFT_STEP = {"draft_lengths": "<i4", "node_limits": "<i4", "proposal_kinds": "u1"}
 _DRAFT_RESULT = {"node_counts": "<i4", "token_ids": "<i4", "parents": "<i4", "support_probs": "<f4"}
@@ -135,12 +136,17 @@ def grant_from_pb(opened: types_pb2.StreamOpened) -> Grant:
     return Grant(**{name: getattr(opened, name) for name in _GRANT}, features=tuple(opened.features))
 
 
-def draft_opened_to_pb(grant: Grant, kinds: Sequence[ProposalKind]) -> draft_pb2.DraftOpened:
-    return draft_pb2.DraftOpened(worker=grant_to_pb(grant), proposal_kinds=[int(kind) for kind in kinds])  # type: ignore[misc]
+def draft_opened_to_pb(grant: Grant, capabilities: Capabilities) -> draft_pb2.DraftOpened:
+    return draft_pb2.DraftOpened(
+        worker=grant_to_pb(grant),
+        proposal_kinds=[int(kind) for kind in capabilities.kinds],  # type: ignore[misc]
+        tree_width=capabilities.tree_width,
+    )
 
 
-def draft_opened_from_pb(opened: draft_pb2.DraftOpened) -> tuple[Grant, tuple[ProposalKind, ...]]:
-    return grant_from_pb(opened.worker), tuple(ProposalKind(kind) for kind in opened.proposal_kinds)
+def draft_opened_from_pb(opened: draft_pb2.DraftOpened) -> tuple[Grant, Capabilities]:
+    kinds = tuple(ProposalKind(kind) for kind in opened.proposal_kinds)
+    return grant_from_pb(opened.worker), Capabilities(kinds, opened.tree_width)
 
 
 def target_step_to_pb(step: TargetStep) -> target_pb2.TargetStep:

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from pilotfish.rpc.steps_service import StepEngine
-from pilotfish.steps import DraftStep, DrawRule, Grant, ProposalKind, SamplingRows, TargetStep, TokenRows
+from pilotfish.steps import (
+    Capabilities,
+    DraftStep,
+    DrawRule,
+    Grant,
+    ProposalKind,
+    SamplingRows,
+    TargetStep,
+    TokenRows,
+    draft_slots,
+)
 
 
 def warm_up_target(engine: StepEngine[TargetStep, Any]) -> None:
@@ -21,12 +31,16 @@ def warm_up_target(engine: StepEngine[TargetStep, Any]) -> None:
         engine.close(grant)
 
 
-def warm_up_draft(engine: StepEngine[DraftStep, Any], kinds: tuple[ProposalKind, ...]) -> None:
-    """Drafts in every way that the drafter can."""
-    grant = engine.open(1)
+def warm_up_draft(engine: StepEngine[DraftStep, Any], capabilities: Capabilities) -> None:
+    """Drafts in every way that the drafter can: a chain of two, and a tree as deep if its pages can hold it."""
+    grant, width = engine.open(None), capabilities.tree_width
+    length = min(2, grant.page_size, grant.max_len)
     try:
-        for kind in kinds:
-            engine.run(grant, _draft_step(grant, kind))
+        for kind in capabilities.kinds:
+            for nodes in (length, 2 * length * width):
+                slots = 1 + draft_slots(length, nodes, width)
+                if nodes and slots <= min(grant.max_len, grant.page_count * grant.page_size):
+                    engine.run(grant, _draft_step(grant, kind, length, nodes, slots))
     finally:
         engine.close(grant)
 
@@ -41,25 +55,29 @@ def _target_step(grant: Grant, tokens: int, temperature: float) -> TargetStep:
     )
 
 
-def _draft_step(grant: Grant, kind: ProposalKind) -> DraftStep:
+def _draft_step(grant: Grant, kind: ProposalKind, length: int, nodes: int, slots: int) -> DraftStep:
+    """So many nodes after one token, in so many slots."""
+    width = grant.feature_width
     return DraftStep(
         step_id=0,
-        rows=_row(grant, 1),
+        rows=_row(grant, 1, pages=-(-slots // grant.page_size)),
         sampling=_sampling(0.0 if kind is ProposalKind.GREEDY else 1.0),
-        draft_lengths=np.array([min(2, grant.page_size, grant.max_len)], np.int32),
+        draft_lengths=np.array([length], np.int32),
+        node_limits=np.array([nodes], np.int32),
         proposal_kinds=np.array([kind], np.uint8),
         support_limit=8,
+        features=np.zeros((1, width), np.uint16) if width else None,  # 0 in bfloat16, too
     )
 
 
-def _row(grant: Grant, tokens: int) -> TokenRows:
-    """One row on the first page of the grant."""
+def _row(grant: Grant, tokens: int, pages: int = 1) -> TokenRows:
+    """One row on the first pages of the grant."""
     return TokenRows(
         token_ids=np.zeros(tokens, np.int32),
         lengths=np.array([tokens], np.int32),
         starts=np.zeros(1, np.int32),
-        page_counts=np.ones(1, np.int32),
-        page_ids=np.array([grant.first_page], np.int32),
+        page_counts=np.array([pages], np.int32),
+        page_ids=np.arange(grant.first_page, grant.first_page + pages, dtype=np.int32),
     )
 
 

@@ -31,10 +31,10 @@ PROMPTS = ["The sea is", "A pilot fish swims", "Once upon a time"]
 @contextmanager
 def in_one_process(folder: Path, target: Engine, tiny: LoadedModel, draft: LoadedModel) -> Iterator[Deployment]:
     threads = ModelThread(), ModelThread()
-    drafter = ModelDrafter(draft, pages=PAGES)
+    drafting = DraftEngine(ModelDrafter(draft, pages=PAGES), pages=PAGES)
     kinds = {
         "target_kind": in_process("target", target, threads[0]),
-        "draft_kind": in_process("draft", DraftEngine(drafter, pages=PAGES), threads[1], drafter.kinds),
+        "draft_kind": in_process("draft", drafting, threads[1], drafting.capabilities),
     }
     with Deployment(folder, tiny, (draft,), kinds=kinds, pages=PAGES) as deployment:
         yield deployment

@@ -17,7 +17,7 @@ from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.server import Server
 from pilotfish.rpc.steps_service import ModelThread
-from pilotfish.steps import DraftResult, DraftStep, Grant, ProposalKind, TargetResult, TargetStep
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, TargetResult, TargetStep
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 from target_svc import server as target_server
 
@@ -68,7 +68,7 @@ class DraftStream:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call: Any = draft_pb2_grpc.DraftServiceStub(channel).Execute()
 
-    async def open(self, pages: int | None = None) -> tuple[Grant, tuple[ProposalKind, ...]]:
+    async def open(self, pages: int | None = None) -> tuple[Grant, Capabilities]:
         opening = types_pb2.StreamOpen(page_count=pages, peer="test")
         await self.call.write(draft_pb2.ExecuteDraftRequest(open=opening))
         return codec.draft_opened_from_pb(await read_field(self.call, "opened"))

@@ -11,6 +11,7 @@ import pytest
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.rpc import codec
 from pilotfish.steps import (
+    Capabilities,
     DraftResult,
     DraftStep,
     Grant,
@@ -44,7 +45,7 @@ FEATURES = RANDOM.random((3, 8)).astype(np.float16)
 
 PAIRS: list[tuple[Any, Any, Any, Any]] = [
     (
-        TargetStep(2**40, ROWS, SAMPLING, ints(4), np.array([1, 2], np.uint8), SUPPORTS, ints(3)),
+        TargetStep(2**40, ROWS, SAMPLING, ints(4), np.array([1, 2], np.uint8), SUPPORTS, np.array([2, 3], np.uint8)),
         codec.target_step_to_pb, target_pb2.TargetStep, codec.target_step_from_pb,
     ),
     (
@@ -86,9 +87,9 @@ def test_everything_survives_the_wire(step: Any, to_pb: Any, message: Any, from_
 
 
 def test_a_drafters_greeting_survives_the_wire() -> None:
-    kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED)
-    opened = draft_pb2.DraftOpened.FromString(codec.draft_opened_to_pb(GRANT, kinds).SerializeToString())
-    assert codec.draft_opened_from_pb(opened) == (GRANT, kinds)
+    capabilities = Capabilities((ProposalKind.GREEDY, ProposalKind.SAMPLED), tree_width=10)
+    opened = draft_pb2.DraftOpened.FromString(codec.draft_opened_to_pb(GRANT, capabilities).SerializeToString())
+    assert codec.draft_opened_from_pb(opened) == (GRANT, capabilities)
 
 
 def test_bytes_that_are_no_array_are_named() -> None:

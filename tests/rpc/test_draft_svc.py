@@ -24,7 +24,7 @@ from draft_svc.server import main
 from pilotfish import noise
 from pilotfish.errors import InvalidArgumentError, OverloadedError, UnavailableError
 from pilotfish.noise import Purpose
-from pilotfish.steps import DraftResult, DraftStep, DrawRule, ProposalKind, SamplingRows, TargetStep
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, DrawRule, ProposalKind, SamplingRows, TargetStep
 
 PROMPT = np.random.default_rng(8).integers(4, 280, 60).tolist()
 GREEDY, SAMPLED, MATCHED = ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED
@@ -273,8 +273,8 @@ def test_the_target_as_its_own_drafter_accepts_every_matched_token(
     async def scenario() -> tuple[list[int], list[int]]:
         async with start_draft(model=tiny_folder) as draft, start_target() as target:
             drafting, verifying = draft.stream(), target.stream()
-            grant, kinds = await drafting.open()
-            assert kinds == (GREEDY, SAMPLED, MATCHED)
+            grant, capabilities = await drafting.open()
+            assert capabilities == Capabilities((GREEDY, SAMPLED, MATCHED), tree_width=0)
             assert grant.tokenizer_hash == (await verifying.open()).tokenizer_hash
             asked = step(Row(PROMPT[:12], 0, [0, 1]), lengths=[6], kinds=[MATCHED], sampling=sampling)
             drafted = (await drafting.run(asked)).token_ids.tolist()

@@ -62,6 +62,10 @@ def step(
     )
 
 
+def rules(*values: int) -> np.ndarray:
+    return np.array(values, np.uint8)
+
+
 @torch.inference_mode()
 def reference_logits(folder: Path, tokens: list[int]) -> Tensor:
     logits: Tensor = load_reference(folder)(torch.tensor([tokens])).logits[0]
@@ -179,7 +183,7 @@ def test_the_same_step_run_twice_answers_the_same_bits(start_target: Any) -> Non
         sampling=sampling_rows(2, temperature=0.7, top_p=0.9),
         rule=DrawRule.OUTSIDE,
         supports=supports,
-        feature_nodes=ints(3, 31),
+        feature_rules=rules(2, 1),
     )
 
     async def scenario() -> list[Any]:
@@ -242,7 +246,10 @@ BAD_STEPS: list[tuple[str, Callable[[TargetStep], TargetStep]]] = [
     (r"temperatures\[0\] is -1", change(sampling=sampling_rows(1, temperature=-1.0))),
     (r"top_ps\[0\] is 2", change(sampling=sampling_rows(1, top_p=2.0))),
     (r"draw_rules\[0\] is 0", change(draw_rules=np.zeros(1, np.uint8))),
-    (r"feature_nodes is given; this target stores no features", change(feature_nodes=ints(0))),
+    (r"feature_rules is given; this target stores no features", change(feature_rules=rules(2))),
+    (r"feature_rules\[0\] is 0; must be NONE", change(feature_rules=rules(0))),
+    (r"length of feature_rules is 2; must be 0 or equal the 1 rows", change(feature_rules=rules(1, 1))),
+    (r"feature_rules\[0\] is 4; must be NONE", change(feature_rules=rules(4))),
     (r"supports\.counts is positive in a MATCH row", change(supports=Supports(ints(1, 0), ints(7)))),
     (
         r"page_ids is inconsistent; slot 64 \(page 4\) would be written by two tokens",
@@ -384,7 +391,7 @@ def test_features_equal_the_hidden_states_of_hugging_face(start_target: Any, tin
             grant = await stream.open()
             assert (grant.features, grant.feature_width) == (("hidden.0", "hidden.1", "final"), 192)
             await stream.run(step(Row(PROMPT[:25], 0, [6, 2, 9])))
-            asked = step(Row(PROMPT[25:40], 25, [6, 2, 9]), feature_nodes=ints(0, 14))
+            asked = step(Row(PROMPT[25:40], 25, [6, 2, 9]), feature_rules=rules(2))
             beside = (await stream.run(asked)).features
             slots = [page * 16 + offset for page in (6, 2, 9) for offset in range(16)][:40]
             stored = await read_features(worker, grant.incarnation, slots)
@@ -395,7 +402,50 @@ def test_features_equal_the_hidden_states_of_hugging_face(start_target: Any, tin
         states = load_reference(tiny_folder)(torch.tensor([PROMPT[:40]]), output_hidden_states=True).hidden_states
     wanted = torch.cat([states[0], states[1], states[-1]], -1)[0].numpy()
     np.testing.assert_allclose(stored, wanted, atol=1e-4)
-    assert beside.tobytes() == stored[[25, 39]].tobytes()
+    assert beside.tobytes() == stored[25:40].tobytes()
+
+
+def test_the_features_of_matched_rows_follow_the_draws(start_target: Any) -> None:
+    """A tree of which one path is the target's own text, a chain that agrees for one token, and a prompt."""
+    rows = [Row(PROMPT[:10], 0, [0]), Row(PROMPT[:9], 0, [1]), Row(PROMPT[:7], 0, [2])]
+
+    async def scenario() -> None:
+        async with start_target(features="hidden.1,final") as worker:
+            stream = worker.stream()
+            grant = await stream.open()
+            text = [PROMPT[9]]
+            await stream.run(step(*rows))
+            for start in range(9, 13):
+                text.append(int((await stream.run(step(Row(text[-1:], start, [0])))).token_ids[0]))
+            first = int((await stream.run(step(Row([PROMPT[8]], 8, [1])))).token_ids[0])
+            others = [4 + (token - 3) % 276 for token in text]
+            tree = Row([text[0], others[1], text[1], text[2], others[2], text[3]], 9, [0], [-1, 0, 0, 2, 1, 3])
+            chain = Row([PROMPT[8], first, 4, 5], 8, [1])
+            asked = step(tree, chain, Row([9, 9], 7, [2]), feature_rules=rules(3, 3, 2))
+            result = await stream.run(asked)
+            assert result.token_ids[7] != 4
+            slots = [*(9 + node for node in (0, 2, 3, 5)), 16 + 8, 16 + 9, 32 + 7, 32 + 8]
+            stored = np.concatenate(await read_features(worker, grant.incarnation, slots))
+            assert result.features.tobytes() == stored.tobytes()
+
+    asyncio.run(scenario())
+
+
+def test_features_are_read_while_a_step_is_under_way(start_target: Any) -> None:
+    async def scenario() -> None:
+        async with start_target(features="final") as worker:
+            stream = worker.stream()
+            grant = await stream.open()
+            wanted = (await stream.run(step(Row(PROMPT[:20], 0, [0, 1]), feature_rules=rules(2)))).features
+            free = threading.Event()
+            worker.thread.submit(free.wait, 30)
+            await stream.send(step(Row(PROMPT[20:22], 20, [0, 1]), step_id=2))
+            read = await asyncio.wait_for(read_features(worker, grant.incarnation, list(range(20))), 20)
+            assert np.concatenate(read).tobytes() == wanted.tobytes()
+            free.set()
+            assert (await stream.receive()).step_id == 2
+
+    asyncio.run(scenario())
 
 
 def test_features_come_in_chunks_and_errors_have_their_status(start_target: Any) -> None:

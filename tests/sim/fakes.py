@@ -15,6 +15,7 @@ import numpy as np
 from pilotfish import noise
 from pilotfish.noise import Purpose
 from pilotfish.steps import (
+    Capabilities,
     DraftResult,
     DraftStep,
     DrawRule,
@@ -148,8 +149,12 @@ class FakeDraft:
     def __post_init__(self) -> None:
         self.memory = PagedMemory(self.grant)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tuple(ProposalKind), tree_width=self.branches if self.branches > 1 else 0)
+
     def run(self, step: DraftStep) -> DraftResult:
-        step.validate(self.grant, tuple(ProposalKind))
+        step.validate(self.grant, self.capabilities)
         histories = self.memory.histories(step.rows)
         ends = np.cumsum(step.rows.lengths) - 1
         nodes, counts, parents, supports, probs = [], [], [], [], []

@@ -7,7 +7,7 @@ without its IO, and records a line per event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from fakes import FakeDraft, FakeTarget, grant
@@ -86,8 +86,9 @@ class Simulator:
         kinds: tuple[ProposalKind, ...] = tuple(ProposalKind),
     ) -> None:
         given = grant(pages, self.page_size)
-        self.replicas[name] = SimReplica(FakeDraft(given, agreement, branches), costs or Costs(100, 1))
-        self.scheduler.drafting.opened(name, given, kinds)
+        fake = FakeDraft(given, agreement, branches)
+        self.replicas[name] = SimReplica(fake, costs or Costs(100, 1))
+        self.scheduler.drafting.opened(name, given, replace(fake.capabilities, kinds=kinds))
 
     def lose_draft(self, name: str) -> None:
         del self.replicas[name]
