@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from pilotfish.runtime.kv_cache import KVSlots
-from pilotfish.runtime.slots import Bools, trees_and_depths, within, written_slots
+from pilotfish.runtime.slots import (
+    Bools,
+    Longs,
+    TreeRows,
+    seen_of_trees,
+    slots_at,
+    trees_and_depths,
+    within,
+    written_slots,
+)
 from pilotfish.steps import Ints, TokenRows
 
 
@@ -21,7 +30,7 @@ class Batch:
 
     The arrays for attention are those of FlashInfer's plan functions and stay on the host. Row i
     has queries ``qo_indptr[i]:qo_indptr[i+1]`` and pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``,
-    of which the last holds ``last_page_len[i]`` slots. New tokens are the last slots of their row.
+    of which the last holds ``last_page_len[i]`` slots. New tokens of a chain are the last slots of their row.
     """
 
     token_ids: Tensor  # i64[tokens], device
@@ -32,7 +41,8 @@ class Batch:
     kv_indices: Ints  # [pages]
     last_page_len: Ints  # [rows], in [1, page_size]
     trees: tuple[Bools | None, ...]
-    """Per row, who sees whom among its new tokens, bool[n, n], query by key; None for a chain."""
+    """Per row, what each of its new tokens sees of the last slots, bool[n, slots]; it sees all slots before those.
+    None for a chain: its new tokens are the last slots, and see themselves and all before them."""
 
 
 def build_batch(rows: TokenRows, page_size: int, device: torch.device) -> Batch:
@@ -43,16 +53,50 @@ def build_batch(rows: TokenRows, page_size: int, device: torch.device) -> Batch:
     >>> batch.slots.slots.tolist(), batch.positions.tolist(), batch.last_page_len.tolist()
     ([64, 65, 66, 49], [0, 1, 2, 17], [3, 2])
     """
-    slots = written_slots(rows, page_size)
     trees, depths = trees_and_depths(rows)
-    ends = rows.starts.astype(np.int64) + rows.lengths
+    starts = rows.starts.astype(np.int64)
+    slots = written_slots(rows, page_size)
+    positions = np.repeat(starts, rows.lengths) + depths
+    return _lay_out(rows, slots, positions, starts + rows.lengths, trees, page_size, device)
+
+
+def build_tree_batch(rows: TreeRows, page_size: int, device: torch.device) -> Batch:
+    """Lays out a level of trees. Page tables reach up to the last slot that a token of their row writes or sees.
+
+    A tree behind 20 slots: the second level has two children of the node whose slot is 21.
+
+    >>> level = ([5, 6], [2], [20], [2, 3], [1, 1], [1, 1], [1, 1], [2], [4, 0])
+    >>> batch = build_tree_batch(TreeRows(*(np.array(a, np.int32) for a in level)), 16, torch.device("cpu"))
+    >>> batch.slots.slots.tolist(), batch.positions.tolist(), batch.last_page_len.tolist()
+    ([6, 7], [21, 21], [8])
+    >>> batch.trees[0].astype(int).tolist()
+    [[0, 1, 1, 0], [0, 1, 0, 1]]
+    """
+    of_rows = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+    bases = rows.bases.astype(np.int64)
+    slots = slots_at(rows, of_rows, bases[of_rows] + rows.places, page_size)
+    trees = seen_of_trees(rows)
+    ends = bases + [tree.shape[1] for tree in trees]
+    return _lay_out(rows, slots, bases[of_rows] + rows.depths, ends, trees, page_size, device)
+
+
+def _lay_out(
+    rows: TokenRows | TreeRows,
+    slots: Longs,
+    positions: Longs,
+    ends: Longs,
+    trees: tuple[Bools | None, ...],
+    page_size: int,
+    device: torch.device,
+) -> Batch:
+    """``ends`` i64[rows]: slots of each row, with those of its new tokens."""
     used = -(-ends // page_size)  # a page table may be longer than the row
     kept = within(rows.page_counts) < np.repeat(used, rows.page_counts)
     return Batch(
         token_ids=_to(rows.token_ids.astype(np.int64), device),
-        positions=_to(np.repeat(rows.starts.astype(np.int64), rows.lengths) + depths, device),
+        positions=_to(positions, device),
         slots=KVSlots(_to(slots, device), page_size),
-        qo_indptr=rows.row_offsets.astype(np.int32),
+        qo_indptr=np.concatenate(([0], np.cumsum(rows.lengths))).astype(np.int32),
         kv_indptr=np.concatenate(([0], np.cumsum(used))).astype(np.int32),
         kv_indices=rows.page_ids[kept],
         last_page_len=((ends - 1) % page_size + 1).astype(np.int32),

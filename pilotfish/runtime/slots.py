@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,25 @@ from pilotfish.steps import Ints, TokenRows, require
 
 Bools = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """New tokens of trees that grow level by level, after committed tokens that all of them see.
+
+    ``TokenRows`` cannot say this: there the new tokens of a row are in slots that follow each other, and their
+    parents are among them. Here ancestors may have been written by earlier steps.
+    """
+
+    token_ids: Ints  # [tokens]
+    lengths: Ints  # [rows], new tokens of each
+    bases: Ints  # [rows], committed slots; places and depths count from here
+    places: Ints | Longs  # [tokens], where each is written
+    depths: Ints | Longs  # [tokens], of its position
+    ancestor_counts: Ints | Longs  # [tokens]
+    ancestors: Ints | Longs  # [sum of ancestor_counts], places that each sees beside its own
+    page_counts: Ints  # [rows]
+    page_ids: Ints  # [sum of page_counts]
 
 
 def node_positions(rows: TokenRows) -> Longs:
@@ -23,7 +44,7 @@ def written_slots(rows: TokenRows, page_size: int, reserved: Ints | None = None)
     return slots_at(rows, np.repeat(np.arange(len(lengths)), lengths), places, page_size)
 
 
-def slots_at(rows: TokenRows, of_rows: Longs, places: Longs, page_size: int) -> Longs:
+def slots_at(rows: TokenRows | TreeRows, of_rows: Longs, places: Longs, page_size: int) -> Longs:
     """Slots at the given places, counted from each row's first token; rows and places i64[n], parallel."""
     first_pages = np.cumsum(rows.page_counts, dtype=np.int64) - rows.page_counts
     pages = rows.page_ids[first_pages[of_rows] + places // page_size]
@@ -65,3 +86,18 @@ def trees_and_depths(rows: TokenRows) -> tuple[tuple[Bools | None, ...], Longs]:
         trees.append(sees)
         depths[first : first + length] = sees.sum(1) - 1
     return tuple(trees), depths
+
+
+def seen_of_trees(rows: TreeRows) -> tuple[Bools, ...]:
+    """Per row, which places each of its tokens sees, bool[n, last place + 1]."""
+    tokens = np.arange(len(rows.places))
+    tokens = np.concatenate((tokens, np.repeat(tokens, rows.ancestor_counts)))
+    places = np.concatenate((rows.places, rows.ancestors))
+    in_rows, of_rows = within(rows.lengths)[tokens], np.repeat(np.arange(len(rows.lengths)), rows.lengths)[tokens]
+    trees = []
+    for row, length in enumerate(rows.lengths):
+        own = of_rows == row
+        sees = np.zeros((length, places[own].max() + 1), np.bool_)
+        sees[in_rows[own], places[own]] = True
+        trees.append(sees)
+    return tuple(trees)

@@ -23,8 +23,7 @@ class AttentionShape:
 class Attention(ABC):
     """Attention of ragged query rows over paged keys and values that are already written.
 
-    A query sees the slots before its row's new tokens, and of those itself and what came before it
-    in its chain, or its ancestors in its tree.
+    A query of a chain sees its own slot and all before it in its row; one of a tree what ``Batch.trees`` says.
     """
 
     @abstractmethod

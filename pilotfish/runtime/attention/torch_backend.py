@@ -40,7 +40,7 @@ class _Piece:
     queries: int
     kv_len: int
     pages: Ints  # [ceil(kv_len / page_size)]
-    tree: Bools | None  # [queries, queries of the row]
+    tree: Bools | None  # [queries, last slots of the row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +153,13 @@ def _size_class(piece: _Piece) -> tuple[int, int]:
 
 def _mask(pieces: list[_Piece], queries: int, slots: int) -> Bools | None:
     """Who sees what, bool[pieces, queries, slots]; None where everybody sees everything."""
-    if queries == 1 and all(piece.kv_len == slots for piece in pieces):
+    if queries == 1 and all(piece.kv_len == slots and piece.tree is None for piece in pieces):
         return None
     mask = np.zeros((len(pieces), queries, slots), np.bool_)
     mask[:, :, 0] = True  # a padded query must see something, or its softmax is NaN
     for i, piece in enumerate(pieces):
-        first_new = piece.kv_len - piece.queries
-        mask[i, : piece.queries, :first_new] = True
-        new = np.tri(piece.queries, dtype=np.bool_) if piece.tree is None else piece.tree
-        mask[i, : piece.queries, first_new : piece.kv_len] = new
+        last = np.tri(piece.queries, dtype=np.bool_) if piece.tree is None else piece.tree
+        first = piece.kv_len - last.shape[1]
+        mask[i, : piece.queries, :first] = True
+        mask[i, : piece.queries, first : piece.kv_len] = last
     return mask

@@ -42,7 +42,7 @@ class NativeAttention(Attention):
         lengths = np.diff(batch.qo_indptr)
         ends = (np.diff(batch.kv_indptr) - 1) * self._shape.page_size + batch.last_page_len
         seen = np.repeat(ends - lengths, lengths) + within(lengths) + 1
-        ancestors, bounds = _ancestors(batch.qo_indptr, seen, batch.trees)
+        ancestors, bounds = _ancestors(batch.qo_indptr, ends, seen, batch.trees)
         pages = np.ascontiguousarray(batch.kv_indices, np.int32)
         first_pages = np.repeat(batch.kv_indptr[:-1], lengths).astype(np.int64)
         seen = seen.astype(np.int32)
@@ -65,15 +65,15 @@ class NativeAttention(Attention):
         return out.to(q.dtype)
 
 
-def _ancestors(qo_indptr: Ints, seen: npt.NDArray[Any], trees: tuple[Bools | None, ...]) -> tuple[Ints, Longs]:
-    """Slots, as indices into the row, that tokens of trees see behind the cached ones; changes their ``seen``."""
+def _ancestors(qo_indptr: Ints, ends: Longs, seen: Longs, trees: tuple[Bools | None, ...]) -> tuple[Ints, Longs]:
+    """Slots, as indices into the row, that tokens of trees see behind those that all see; changes their ``seen``."""
     counts = np.zeros(int(qo_indptr[-1]), np.int64)
     found = [np.zeros(0, np.int32)]
     for row, tree in enumerate(trees):
         if tree is None:
             continue
         own = slice(qo_indptr[row], qo_indptr[row + 1])
-        start = seen[qo_indptr[row]] - 1
+        start = ends[row] - tree.shape[1]
         seen[own], counts[own] = start, tree.sum(1)
         found.append((start + tree.nonzero()[1]).astype(np.int32))
     return np.concatenate(found), np.concatenate(([0], np.cumsum(counts)))
