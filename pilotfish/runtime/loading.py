@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.allocation import returned_when_freed
@@ -13,7 +14,7 @@ from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.decoder import Decoder
 from pilotfish.runtime.models.kernels import choose_kernels
-from pilotfish.runtime.weights import load_weights, weights_hash
+from pilotfish.runtime.weights import borrow_embeddings, load_weights, weights_hash
 from pilotfish.runtime.worker_config import WorkerConfig
 from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
 
@@ -57,6 +58,7 @@ def load_model(
     quantize: str = "none",
     kernels: str = "auto",
     name: str | None = None,
+    embeddings_from: Path | None = None,
 ) -> LoadedModel:
     """Loads a Hugging Face model folder.
 
@@ -68,6 +70,8 @@ def load_model(
         quantize: none, or int8: another model, nearly the same, half or a quarter of the size.
         kernels: native, torch, or auto: native where that can be.
         name: what to call the model; None for the folder's name.
+        embeddings_from: folder of the target, of which a draft model takes embeddings, output layer and tokenizer that
+            its own lacks.
 
     Raises:
         NotFoundError: if a file is missing.
@@ -75,21 +79,29 @@ def load_model(
     """
     where = resolve_device(device)
     config = ModelConfig.from_folder(folder).with_layers(layers)
-    tokenizer = tokenizer_hash(folder)
+    tokenizer = folder
+    if embeddings_from is not None and not (folder / "tokenizer.json").is_file():
+        tokenizer = embeddings_from
+    tokenizer_id = tokenizer_hash(tokenizer)
+    borrowed: dict[str, Tensor] = {}
+    if embeddings_from is not None:
+        config, borrowed = borrow_embeddings(folder, config, embeddings_from)
+    hashed = weights_hash(folder, layers, quantize, embeddings_from if borrowed else None)
     with returned_when_freed():
         how = choose_kernels(kernels, config, resolve_dtype(dtype, where), where, quantize=quantize)
-        decoder = Decoder(config, load_weights(folder, config, how.dtype, where), how)
+        decoder = Decoder(config, load_weights(folder, config, how.dtype, where, borrowed), how)
+        borrowed.clear()
     suffix = "" if quantize == "none" else f":{quantize}"
     return LoadedModel(
         model_id=name or folder.resolve().name + suffix,
         decoder=decoder,
-        weights_hash=weights_hash(folder, layers, quantize),
-        tokenizer_hash=tokenizer,
-        tokenizer_vocab_size=tokenizer_vocab_size(folder),
+        weights_hash=hashed,
+        tokenizer_hash=tokenizer_id,
+        tokenizer_vocab_size=tokenizer_vocab_size(tokenizer),
     )
 
 
-def load_worker_model(config: WorkerConfig, folder: Path) -> LoadedModel:
+def load_worker_model(config: WorkerConfig, folder: Path, embeddings_from: Path | None = None) -> LoadedModel:
     """``load_model`` as a worker is configured."""
     return load_model(
         folder,
@@ -99,6 +111,7 @@ def load_worker_model(config: WorkerConfig, folder: Path) -> LoadedModel:
         quantize=config.quantize,
         kernels=config.kernels,
         name=config.name,
+        embeddings_from=embeddings_from,
     )
 
 

@@ -4,7 +4,8 @@ A decoder states which tensors it needs and in which shapes; the checkpoint must
 Two exceptions, both written by real tools: tensors of layers beyond the first N when only N are
 loaded, and ``rotary_emb.inv_freq``, which old Llama files carry and which the configuration gives.
 A stored lm_head of a tied model is accepted if it equals the embeddings; if not, the flag and the
-file contradict each other and the user must say which is right.
+file contradict each other and the user must say which is right. A draft model may lack embeddings and
+lm_head, and borrow them from its target.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +27,7 @@ from pilotfish.runtime.config import ModelConfig, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _UNUSED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -36,11 +40,11 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        EMBEDDINGS: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[HEAD] = (config.vocab_size, hidden)
 
     def linear(name: str, rows: int, columns: int, bias: bool) -> None:
         shapes[f"{name}.weight"] = (rows, columns)
@@ -63,15 +67,28 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    borrowed: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """Reads the tensors of ``expected_shapes``, converted to ``dtype`` on ``device``.
+
+    Args:
+        folder: a Hugging Face model folder.
+        config: of the model.
+        dtype: of the result.
+        device: of the result.
+        borrowed: tensors that the folder lacks; see ``borrow_embeddings``.
 
     Raises:
         NotFoundError: if the folder has no safetensors files.
         InvalidArgumentError: on a corrupt file, or a missing, unknown or wrongly shaped tensor.
     """
     expected = expected_shapes(config)
-    weights: dict[str, Tensor] = {}
+    weights = {name: tensor.to(device=device, dtype=dtype) for name, tensor in (borrowed or {}).items()}
     tied_head: Tensor | None = None
     for path, names in checkpoint_files(folder).items():
         for name, tensor in _read(path, names, expected, config):
@@ -80,17 +97,66 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
             else:
                 tied_head = tensor
     missing = sorted(expected.keys() - weights.keys())
+    if missing and {EMBEDDINGS, HEAD}.issuperset(missing):
+        raise InvalidArgumentError(
+            f"{folder} lacks {_list(missing)}; a draft model may have its target's, once that is named"
+        )
     if missing:
         raise InvalidArgumentError(
             f"{folder} lacks {_list(missing)}; the checkpoint does not fit its config.json, fetch the model again"
         )
-    embeddings = weights["model.embed_tokens.weight"]
+    embeddings = weights[EMBEDDINGS]
     if tied_head is not None and not torch.equal(tied_head.to(device=device, dtype=dtype), embeddings):
         raise InvalidArgumentError(
             f"{folder} ties the embeddings, yet stores an lm_head.weight that differs from them; "
             "set tie_word_embeddings to false in config.json, or remove lm_head.weight"
         )
     return weights
+
+
+def borrow_embeddings(folder: Path, config: ModelConfig, target: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """What a draft model's folder lacks of embeddings and lm_head, from its target.
+
+    Returns:
+        ``config``, tied if embeddings and lm_head are the target's and are one there; and the borrowed tensors by name,
+        none if the folder lacks none.
+
+    Raises:
+        NotFoundError: if one of the folders has no safetensors files.
+        InvalidArgumentError: if the target's vocabulary or hidden size is another.
+    """
+    stored = {name for path in checkpoint_files(folder) for name in _names(path)}
+    lacks_embeddings = EMBEDDINGS not in stored
+    lacks_head = HEAD not in stored and (lacks_embeddings or not config.tied_embeddings)
+    if not (lacks_embeddings or lacks_head):
+        return config, {}
+    is_tied = ModelConfig.from_folder(target).tied_embeddings
+    head = EMBEDDINGS if is_tied else HEAD
+    shape = (config.vocab_size, config.hidden_size)
+    sources = {EMBEDDINGS: EMBEDDINGS} if lacks_embeddings else {}
+    if lacks_head and not (is_tied and lacks_embeddings):
+        sources[HEAD] = head
+    found = read_tensors(target, dict.fromkeys(sources.values(), shape))
+    if lacks_head:
+        config = replace(config, tied_embeddings=HEAD not in sources)
+    return config, {name: found[source] for name, source in sources.items()}
+
+
+def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Only these tensors of a model folder, as they are stored.
+
+    Raises:
+        NotFoundError: if the folder has no safetensors files.
+        InvalidArgumentError: on a corrupt file, or a missing or wrongly shaped tensor.
+    """
+    found: dict[str, Tensor] = {}
+    for path in checkpoint_files(folder):
+        with _open(path) as file:
+            for name in sorted(shapes.keys() & file.keys()):
+                found[name] = _tensor(path, file, name, shapes[name])
+    if missing := sorted(shapes.keys() - found.keys()):
+        raise InvalidArgumentError(f"{folder} lacks {_list(missing)}")
+    return found
 
 
 def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
@@ -114,13 +180,16 @@ def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     return dict(sorted(files.items()))
 
 
-def weights_hash(folder: Path, layers: int | None = None, quantize: str = "none") -> str:
+def weights_hash(
+    folder: Path, layers: int | None = None, quantize: str = "none", borrowed_from: Path | None = None
+) -> str:
     """SHA-256 in hex over the configuration, all tensor headers and a sample of every file's bytes.
 
     Args:
         folder: a Hugging Face model folder.
         layers: how many of the first layers are used; None for all. Another number is another model.
         quantize: how the weights are rounded once read. Another way is another model.
+        borrowed_from: the folder that the embeddings are from, if it is another.
     """
     how = [read_json(folder, "config.json"), layers, quantize]
     digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode())
@@ -130,6 +199,8 @@ def weights_hash(folder: Path, layers: int | None = None, quantize: str = "none"
         digest.update(json.dumps([path.name, header]).encode())
         for sample in _samples(path):
             digest.update(sample)
+    if borrowed_from is not None:
+        digest.update(weights_hash(borrowed_from).encode())
     return digest.hexdigest()
 
 
@@ -165,14 +236,25 @@ def _read(
         if unknown:
             raise InvalidArgumentError(f"{path} holds {_list(unknown)}, unknown to {config.architecture}")
         for name in sorted(names & (expected.keys() | tied_head)):
-            part = file.get_slice(name)
-            shape, stored = tuple(part.get_shape()), part.get_dtype()
             wanted = expected.get(name, (config.vocab_size, config.hidden_size))
-            if shape != wanted:
-                raise InvalidArgumentError(f"{path}: {name} has shape {shape}; config.json asks for {wanted}")
-            if stored not in _FLOATS:
-                raise InvalidArgumentError(f"{path}: {name} is stored as {stored}; known are {sorted(_FLOATS)}")
-            yield name, file.get_tensor(name)
+            yield name, _tensor(path, file, name, wanted)
+
+
+def _tensor(path: Path, file: Any, name: str, wanted: tuple[int, ...]) -> Tensor:
+    """A tensor of that name, checked."""
+    part = file.get_slice(name)
+    shape, stored = tuple(part.get_shape()), part.get_dtype()
+    if shape != wanted:
+        raise InvalidArgumentError(f"{path}: {name} has shape {shape}; config.json asks for {wanted}")
+    if stored not in _FLOATS:
+        raise InvalidArgumentError(f"{path}: {name} is stored as {stored}; known are {sorted(_FLOATS)}")
+    tensor: Tensor = file.get_tensor(name)
+    return tensor
+
+
+def _names(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())
 
 
 def _is_unused(name: str, config: ModelConfig) -> bool:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import Row, token_rows
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError, NotFoundError
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.loading import load_model, resolve_device, resolve_dtype
-from pilotfish.runtime.weights import expected_shapes, load_weights, weights_hash
+from pilotfish.runtime.paged_model import PagedModel
+from pilotfish.runtime.weights import expected_shapes, load_weights, read_tensors, weights_hash
 
 CPU = torch.device("cpu")
 
@@ -177,3 +179,66 @@ def test_devices_and_dtypes_are_refused_by_name() -> None:
     for name in ("tpu", "mps", "cuda:x", "cuda:99"):
         with pytest.raises(InvalidArgumentError, match=name):
             resolve_device(name)
+
+
+@pytest.mark.parametrize("target_ties", [True, False])
+@pytest.mark.parametrize("lacking", ["embeddings", "head", "both", "nothing"])
+@pytest.mark.parametrize("draft_ties", [True, False])
+def test_a_draft_model_borrows_what_it_lacks(
+    lacking: str, target_ties: bool, draft_ties: bool, tmp_path: Path, model_folder: Callable[..., Path]
+) -> None:
+    """It answers as a model that has the same tensors of its own."""
+    names = {"embeddings": ["model.embed_tokens.weight"], "head": ["lm_head.weight"], "nothing": []}
+    names["both"] = names["embeddings"] + names["head"]
+    target = model_folder(tie_word_embeddings=target_ties, seed=5)
+    lent = load_file(target / "model.safetensors")
+    lent.setdefault("lm_head.weight", lent["model.embed_tokens.weight"])
+    draft = Path(shutil.copytree(model_folder(tie_word_embeddings=draft_ties), tmp_path / "draft"))
+    (draft / "tokenizer.json").unlink()
+    rewrite(draft, lambda t: [t.pop(name, None) for name in names[lacking]])
+    has_own_head = draft_ties and lacking in ("head", "nothing")
+    whole = Path(shutil.copytree(model_folder(tie_word_embeddings=has_own_head), tmp_path / "whole"))
+    own = load_file(model_folder(tie_word_embeddings=draft_ties) / "model.safetensors")
+    if draft_ties and not has_own_head:
+        own["lm_head.weight"] = lent["lm_head.weight"]
+    taken = {name: lent[name].clone() for name in names[lacking] if not (has_own_head and name == "lm_head.weight")}
+    save_file(own | taken, whole / "model.safetensors")
+
+    batch = token_rows(Row(range(20, 30), 0, [0]))
+    answers, loaded = [], []
+    for folder, source in ((draft, target), (whole, None)):
+        loaded.append(load_model(folder, device="cpu", embeddings_from=source))
+        paged = PagedModel(loaded[-1], pages=1)
+        with torch.inference_mode():
+            answers.append(paged.logits(paged.extend(batch), torch.arange(10)))
+    assert torch.equal(*answers)
+    assert loaded[0].tokenizer_hash == loaded[1].tokenizer_hash
+    if lacking in ("embeddings", "both"):
+        assert loaded[0].config.tied_embeddings == (target_ties and (draft_ties or lacking == "both"))
+
+
+def test_borrowed_embeddings_are_part_of_the_hash_and_must_fit(
+    folder: Path, tmp_path: Path, model_folder: Callable[..., Path]
+) -> None:
+    whole = load_model(folder, device="cpu").weights_hash
+    assert load_model(folder, device="cpu", embeddings_from=model_folder(seed=1)).weights_hash == whole
+    rewrite(folder, lambda t: t.pop("model.embed_tokens.weight"))
+    with pytest.raises(InvalidArgumentError, match=r"lacks model\.embed_tokens\.weight; a draft model"):
+        load_model(folder, device="cpu")
+    hashes = {
+        load_model(folder, device="cpu", embeddings_from=model_folder(seed=seed)).weights_hash for seed in (1, 2, 2)
+    }
+    assert len(hashes | {whole}) == 3
+    with pytest.raises(InvalidArgumentError, match=r"embed_tokens\.weight has shape \(280, 32\).*\(280, 64\)"):
+        load_model(folder, device="cpu", embeddings_from=model_folder(hidden_size=32))
+
+
+def test_single_tensors_are_read_from_any_shard(model_folder: Callable[..., Path]) -> None:
+    folder = model_folder(shards=3)
+    whole = load(folder)
+    wanted = {name: tuple(whole[name].shape) for name in ("lm_head.weight", "model.norm.weight")}
+    found = read_tensors(folder, wanted)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in found)
+    with pytest.raises(InvalidArgumentError, match="lacks nothing"):
+        read_tensors(folder, {"nothing.weight": (1,)})
