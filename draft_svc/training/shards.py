@@ -215,6 +215,10 @@ class CapturedDocument:
     temperature: float
     features: Tensor  # bf16[n, W]
 
+    @property
+    def answer_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.safetensors"

@@ -1,0 +1,56 @@
+"""``pilotfish train`` as it is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draft_svc.training.shards import Manifest
+from pilotfish.cli.main import app
+
+
+def test_prompts_then_capture_then_the_same_again(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    prompts, data = tmp_path / "prompts.jsonl", tmp_path / "data"
+    made = CliRunner().invoke(app, ["train", "prompts", "--out", str(prompts)])
+    assert made.exit_code == 0
+    assert made.stderr.startswith("wrote ")
+    flags = ["--target-model", str(model_folder("llama")), "--prompts", str(prompts), "--out", str(data)]
+    flags += ["--tokens", "60", "--max-tokens", "12", "--rows", "3", "--max-len", "400"]
+    first = CliRunner().invoke(app, ["train", "capture", *flags])
+    assert first.exit_code == 0, first.stderr
+    assert "answer tokens and hidden.0, hidden.1, hidden.2, final at each" in first.stderr
+    assert Manifest.read(data).answer_tokens >= 60
+    second = CliRunner().invoke(app, ["train", "capture", *flags])
+    assert second.stderr.splitlines()[-1] == first.stderr.splitlines()[-1]
+
+
+def test_a_capture_says_when_prompts_run_out_or_do_not_fit(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["short"]}\n{"turns": ["' + "long " * 90 + '"]}\n')
+    flags = ["--target-model", str(model_folder("llama")), "--prompts", str(prompts), "--out", str(tmp_path / "data")]
+    result = CliRunner().invoke(app, ["train", "capture", *flags, "--max-len", "128", "--max-tokens", "8"])
+    assert result.exit_code == 0
+    assert "1 prompts leave no room for an answer within --max-len 128" in result.stderr
+    assert "the prompts are used up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--temperatures", "0,hot"], 2, "--temperatures is '0,hot'"),
+        (["--temperatures", "nan"], 2, "--temperatures is 'nan'"),
+        (["--ask-itself", "2"], 1, "ask_itself is 2.0"),
+        (["--features", "hidden.77"], 1, "features names 'hidden.77'"),
+        (["--prompts", "missing.jsonl"], 1, "missing.jsonl cannot be read"),
+    ],
+)
+def test_bad_flags_are_refused(
+    model_folder: Callable[..., Path], tmp_path: Path, flags: list[str], code: int, message: str
+) -> None:
+    given = ["--target-model", str(model_folder("llama")), "--out", str(tmp_path), *flags]
+    result = CliRunner().invoke(app, ["train", "capture", *given])
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.replace("│", " ").split())
