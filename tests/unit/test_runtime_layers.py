@@ -115,10 +115,10 @@ def turned(x: Tensor, position: int) -> Tensor:
     return torch.cat((left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()))
 
 
-def kernels(name: str, dtype: torch.dtype = torch.float32) -> Kernels:
+def kernels(name: str, dtype: torch.dtype = torch.float32, quantize: str = "none") -> Kernels:
     if name == "native" and not is_available():
         pytest.skip("no C++ compiler here")
-    return choose_kernels(name, config(1), dtype, CPU)
+    return choose_kernels(name, config(1), dtype, CPU, quantize=quantize)
 
 
 def run(layers: Layers, dtype: torch.dtype, x: Tensor, beside: Tensor | None, cuts: list[int]) -> Tensor:
@@ -164,6 +164,22 @@ def test_layers_are_what_they_are_defined_as(variant: str, name: str) -> None:
         torch.testing.assert_close(run(layers, made.dtype, x, beside, cuts), wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("variant", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_smaller_weights_are_as_near_as_they_can_be(variant: str, kind: str) -> None:
+    """And no token depends on its company: cut in any way, the numbers are the same to the last bit."""
+    dtype, how = (torch.bfloat16, "none") if kind == "bfloat16" else (torch.float32, "int8")
+    weights = {name: tensor.bfloat16() for name, tensor in layer_weights("layer", 1, **VARIANTS[variant]).items()}
+    x = random(10, HIDDEN, seed=7)
+    beside = random(10, HIDDEN, seed=8) if variant == "eagle3" else None
+    wanted = twin(weights, "layer", x.double(), None if beside is None else beside.double())
+    taken = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    layers = kernels("native", dtype, how).layers(config(1), taken, ["layer"])
+    got = run(layers, dtype, x, beside, [10])
+    assert (got - wanted).norm() < 0.02 * wanted.norm()
+    assert torch.equal(got, run(layers, dtype, x, beside, [1, 2, 3, 7, 10]))
+
+
 @pytest.mark.parametrize("name", ["torch", "native"])
 def test_layers_can_be_run_some_at_a_time(name: str) -> None:
     weights = {}
@@ -204,7 +220,7 @@ def test_projections_norm_each_input_and_put_them_side_by_side(name: str, dtype:
 def test_eight_bit_projections_round_each_input_by_itself() -> None:
     weight, parts = random(64, 128, seed=1), [random(5, 32, seed=2), random(5, 96, seed=3)]
     norms = [random(32, seed=4), None]
-    made = [choose_kernels(name, config(1), torch.float32, CPU, quantize="int8") for name in ("torch", "auto")]
+    made = (kernels(name, quantize="int8") for name in ("torch", "native"))
     slow, fast = (one.projection(weight, None, norms, EPS)(*parts) for one in made)
     torch.testing.assert_close(fast, slow, atol=0.05, rtol=0)
     assert (fast - slow).abs().mean() < 1e-3
