@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic_settings import SettingsConfigDict
 
-from pilotfish.errors import PilotfishError
+from draft_svc.drafters.head_spec import Switches
+from pilotfish.errors import InvalidArgumentError, PilotfishError
 from pilotfish.rpc.server import AddServices, run
 from pilotfish.runtime.worker_config import WorkerConfig
 from pilotfish.settings import fail_with, load
@@ -26,14 +27,38 @@ class DraftConfig(WorkerConfig):
 
     model_config = SettingsConfigDict(env_prefix="PILOTFISH_DRAFT_")
 
-    drafter: str = "model"
-    """Drafting method. model: a small language model of the target's tokenizer."""
+    drafter: str = "auto"
+    """Drafting method. model: a small language model of the target's tokenizer; mtp, eagle, eagle3: a head on the
+    target's hidden states; auto: what the folder holds."""
 
     model: Path | None = None
-    """Hugging Face model folder of the drafter. The target's own makes a draft with --quantize int8 or --layers."""
+    """Folder of the drafter: a Hugging Face model, or a head. The target's own makes a draft with --quantize int8 or
+    --layers."""
+
+    target_model: Path | None = None
+    """Folder of the target, for what the drafter's lacks: embeddings, output layer, tokenizer."""
+
+    h_source: Literal["post_norm", "pre_norm"] | None = None
+    """State that an MTP head reads: behind the target's last norm, or before; default: as its config.json says."""
+
+    feedback: Literal["post_norm", "pre_norm"] | None = None
+    """What a head takes for a state after the first draft token: its own output behind its last norm, or before."""
+
+    aux_layers: str | None = None
+    """After which layers of the target an EAGLE-3 head's states are taken, with commas: 2,15,27."""
 
     listen: str = "127.0.0.1:50052"
     """Address to serve on, HOST:PORT; port 0 takes a free one."""
+
+    def switches(self) -> Switches:
+        """What was said against a head's config.json."""
+        layers = None
+        if self.aux_layers is not None:
+            parts = self.aux_layers.split(",")
+            if not all(part.strip().isdecimal() for part in parts):
+                raise InvalidArgumentError(f"aux_layers is {self.aux_layers!r}; must be numbers with commas: 2,15,27")
+            layers = tuple(map(int, parts))
+        return Switches(self.h_source, self.feedback, layers)
 
 
 def main(argv: list[str]) -> None:

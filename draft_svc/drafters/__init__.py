@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,18 @@ class Drafter(ABC):
         """
 
 
-def _model(config: DraftConfig) -> Drafter:
+def _model(config: DraftConfig, folder: Path) -> Drafter:
     from draft_svc.drafters.model import ModelDrafter
     from pilotfish.runtime.loading import load_worker_model
 
-    if config.model is None:
-        raise InvalidArgumentError("model is missing; the drafter `model` needs --model FOLDER")
-    model = load_worker_model(config, config.model)
+    model = load_worker_model(config, folder, config.target_model)
     return ModelDrafter(model, pages=config.pages, page_size=config.page_size, max_len=config.max_len)
+
+
+def _head(kind: str, config: DraftConfig, folder: Path) -> Drafter:
+    from draft_svc.drafters.head_loading import load_head
+
+    return load_head(config, folder, kind)
 
 
 def _simulated(config: DraftConfig, profile: str) -> Drafter:
@@ -80,7 +85,12 @@ def _simulated(config: DraftConfig, profile: str) -> Drafter:
     )
 
 
-DRAFTERS: dict[str, Callable[[DraftConfig], Drafter]] = {"model": _model}
+DRAFTERS: dict[str, Callable[[DraftConfig, Path], Drafter]] = {
+    "model": _model,
+    "mtp": partial(_head, "mtp"),
+    "eagle": partial(_head, "eagle"),
+    "eagle3": partial(_head, "eagle3"),
+}
 
 
 def create_drafter(config: DraftConfig) -> Drafter:
@@ -88,10 +98,18 @@ def create_drafter(config: DraftConfig) -> Drafter:
 
     Raises:
         InvalidArgumentError: if there is none of that name, or it cannot run as configured.
-        NotFoundError: if its model is missing.
+        NotFoundError: if its folder is missing.
     """
     if config.simulate is not None:
         return _simulated(config, config.simulate)
-    if config.drafter not in DRAFTERS:
-        raise InvalidArgumentError(f"drafter is {config.drafter!r}; known are {', '.join(sorted(DRAFTERS))}")
-    return DRAFTERS[config.drafter](config)
+    if config.drafter not in ("auto", *DRAFTERS):
+        raise InvalidArgumentError(f"drafter is {config.drafter!r}; known are auto, {', '.join(sorted(DRAFTERS))}")
+    if config.model is None:
+        raise InvalidArgumentError("model is missing; a draft needs --model FOLDER")
+    kind = config.drafter
+    if kind == "auto":
+        from draft_svc.drafters.checkpoint import Checkpoint
+        from draft_svc.drafters.kinds import kind_of
+
+        kind = kind_of(Checkpoint.read(config.model))
+    return DRAFTERS[kind](config, config.model)

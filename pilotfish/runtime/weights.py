@@ -197,15 +197,15 @@ def weights_hash(
         with _open(path) as file:
             header = [(n, (t := file.get_slice(n)).get_dtype(), t.get_shape()) for n in sorted(file.keys())]
         digest.update(json.dumps([path.name, header]).encode())
-        for sample in _samples(path):
+        for sample in file_samples(path):
             digest.update(sample)
     if borrowed_from is not None:
         digest.update(weights_hash(borrowed_from).encode())
     return digest.hexdigest()
 
 
-def _samples(path: Path) -> Iterator[bytes]:
-    """Blocks spread evenly from the first to the last byte; the whole file if it is short."""
+def file_samples(path: Path) -> Iterator[bytes]:
+    """Blocks spread evenly from the first to the last byte of a file; the whole of it if it is short."""
     size = path.stat().st_size
     last = max(size - _SAMPLE_BYTES, 0)
     with path.open("rb") as file:

@@ -1,0 +1,232 @@
+"""Drafts with a head on the target's hidden states: what MTP, EAGLE and EAGLE-3 have in common.
+
+Slot i of a head holds (h_i, t_{i+1}), the target's state at token i beside the token that follows, and
+predicts t_{i+2}. A step brings the pairs of tokens that were committed since the last one, with TRUE states;
+the logits of a row's last slot already give the first draft token. Each further draft token is the pair of
+the head's own output and the token just drafted, one slot on. Whatever was cached for drafted tokens is
+overwritten by the true pairs of the next step: a head that keeps its own guesses in the place of states loses
+a tenth of its acceptance (vllm-project/vllm#14649).
+
+Several modules (``HeadSpec.modules``) draft by turns: draft step j asks module j mod D. Module m > 0 reads, in
+the place of a state of the target, what module m - 1 put out one slot before, as it was trained to (arXiv
+2412.19437, equation 21; slots here are one on for each module, so that all hold the same token in the same
+slot). At slot 0, before which there is none, it reads that of slot 0. All modules run all slots, so that each
+has the whole row in its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from draft_svc.drafters import Drafter, Proposals
+from draft_svc.drafters.chains import collect, draft_chains, proposes
+from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, HeadSpec
+from pilotfish.runtime import cores
+from pilotfish.runtime.batch import Batch, build_batch
+from pilotfish.runtime.grants import ModelInfo
+from pilotfish.runtime.kv_cache import KVCache
+from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
+from pilotfish.runtime.slots import Longs, slots_at, within
+from pilotfish.steps import DraftStep, ProposalKind, TokenRows
+
+
+class Head(Protocol):
+    """What one kind of head computes. Tensors of states and outputs are [tokens, width]."""
+
+    token_ids: Tensor | None
+    """Target id of every column of the logits, i64[columns]; None where column v is token v."""
+    layers: Sequence[Layers]
+    """Of each module."""
+
+    @property
+    def embed(self) -> Embedding:
+        """Of tokens."""
+
+    def inputs(self, module: int, embeddings: Tensor, states: Tensor, *, is_own: bool) -> tuple[Tensor, Tensor | None]:
+        """What the module's layers are given: the residual stream, and what their attention reads beside it.
+
+        Args:
+            module: which.
+            embeddings: of the tokens.
+            states: beside them, as the target sends its features, or from ``state``.
+            is_own: the latter.
+        """
+
+    def state(self, module: int, out: Tensor) -> Tensor:
+        """What stands for the next slot's state, from the output of the module's layers."""
+
+    def logits(self, module: int, out: Tensor) -> Tensor:
+        """Logits f32[n, columns] from the output of the module's layers."""
+
+
+class Parts:
+    """Weights of a head while it is built; what has become part of it is no longer here.
+
+    Args:
+        spec: what the checkpoint holds.
+        weights: by the names of ``head_spec``, all of the kernels' dtype on their device.
+        kernels: make the parts.
+        token_ids: see ``Head``; the output layer has these rows.
+    """
+
+    def __init__(
+        self, spec: HeadSpec, weights: dict[str, Tensor], kernels: Kernels, token_ids: Tensor | None = None
+    ) -> None:
+        self.kernels, self.token_ids = kernels, token_ids
+        self._spec, self._weights = spec, weights
+
+    def take(self, name: str) -> Tensor:
+        """The tensor of that name, which is there."""
+        return self._weights.pop(name)
+
+    def pop(self, name: str) -> Tensor | None:
+        """The tensor of that name, if it is there."""
+        return self._weights.pop(name, None)
+
+    def add_one_to_norms(self) -> None:
+        """Turns RMS norms that multiply by 1 + weight into ours."""
+        for name in self._weights:
+            if name.endswith("norm.weight"):
+                self._weights[name] = self._weights[name] + 1
+
+    def embedding(self) -> Embedding:
+        return self.kernels.embedding(self._weights[EMBEDDINGS])
+
+    def output_head(self, norm: Tensor | None) -> OutputHead:
+        return self.kernels.output_head(self._weights[HEAD], norm, self._spec.config.rms_eps)
+
+    def layers(self, module: int) -> Layers:
+        config = self._spec.config
+        return self.kernels.layers(config, self._weights, [f"{module}.layers.{i}" for i in range(config.layers)])
+
+
+class FeatureDrafter(Drafter):
+    """See the module.
+
+    Args:
+        head: loaded.
+        info: what an orchestrator is told; names the features.
+        spec: of the head.
+        dtype: of its caches.
+        device: where they lie.
+        pages: of each.
+        page_size: slots per page.
+    """
+
+    kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
+
+    def __init__(
+        self,
+        head: Head,
+        info: ModelInfo,
+        spec: HeadSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int,
+        page_size: int = 16,
+    ) -> None:
+        self._info = info
+        self._modules = _Modules(head, spec, dtype=dtype, device=device, pages=pages, page_size=page_size)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def propose(self, step: DraftStep) -> Proposals:
+        assert step.features is not None
+        with cores.working():
+            runner = _Runner(self._modules, step.rows, step.features)
+            chains, supports = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), runner)
+        return collect(chains, supports, sampled=proposes(step, ProposalKind.SAMPLED))
+
+
+class _Modules:
+    """The modules of a head with their caches."""
+
+    def __init__(
+        self, head: Head, spec: HeadSpec, *, dtype: torch.dtype, device: torch.device, pages: int, page_size: int
+    ) -> None:
+        self.head, self.page_size, self.device, self.count = head, page_size, device, spec.modules
+        # What the next module reads is kept beside K and V: it may be wanted in a later step.
+        widths = [spec.config.hidden_size] * (spec.modules - 1) + [0]
+        self._caches = [
+            KVCache(spec.config, pages=pages, page_size=page_size, dtype=dtype, device=device, feature_width=width)
+            for width in widths
+        ]
+        self._attention = head.layers[0].create_attention(page_size)  # all modules have the same sizes
+
+    def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
+        for cache in self._caches:
+            cache.copy_slots(map(tuple, pairs.tolist()))
+
+    def run(self, batch: Batch, states: Tensor, parents: Longs, *, is_own: bool) -> list[Tensor]:
+        """Runs tokens through all modules.
+
+        Args:
+            batch: the tokens and where they go.
+            states: for the first module, [tokens, width].
+            parents: slot before each token's, i64[tokens].
+            is_own: the states come from the head.
+
+        Returns:
+            Outputs of each module's layers.
+        """
+        head = self.head
+        embeddings = head.embed(batch.token_ids)
+        self._attention.plan(batch)
+        outs: list[Tensor] = []
+        for module, (layers, cache) in enumerate(zip(head.layers, self._caches, strict=True)):
+            if module:
+                states = self._caches[module - 1].read_features(torch.from_numpy(parents).to(self.device))
+            x, beside = head.inputs(module, embeddings, states, is_own=is_own or module > 0)
+            outs.append(layers.forward(x, batch, cache, self._attention, beside))
+            if cache.features is not None:
+                cache.write_features(batch.slots, head.state(module, outs[-1]).to(cache.features.dtype))
+        return outs
+
+
+class _Runner:
+    """See ``chains.Runner``; runs the pairs of a step at once."""
+
+    ahead = 1
+
+    def __init__(self, modules: _Modules, rows: TokenRows, features: npt.NDArray[Any]) -> None:
+        self._modules, self.token_ids = modules, modules.head.token_ids
+        modules.copy_slots(rows.slot_copies)
+        self._turn = 0  # of the module whose outputs predict
+        self._run(rows, _to_tensor(features).to(modules.device), is_own=False)
+
+    def logits(self, tokens: Longs) -> Tensor:
+        return self._modules.head.logits(self._turn, self._outputs(tokens))
+
+    def advance(self, rows: TokenRows, parents: Longs) -> None:
+        states = self._modules.head.state(self._turn, self._outputs(parents))
+        self._turn = (self._turn + 1) % self._modules.count
+        self._run(rows, states, is_own=True)
+
+    def _run(self, rows: TokenRows, states: Tensor, *, is_own: bool) -> None:
+        batch = build_batch(rows, self._modules.page_size, self._modules.device)
+        self._outs = self._modules.run(batch, states, _slots_before(rows, self._modules.page_size), is_own=is_own)
+
+    def _outputs(self, tokens: Longs) -> Tensor:
+        return self._outs[self._turn].index_select(0, torch.from_numpy(tokens).to(self._modules.device))
+
+
+def _slots_before(rows: TokenRows, page_size: int) -> Longs:
+    """The slot before that of each token; before slot 0 of a row, that one. i64[tokens]."""
+    places = np.repeat(rows.starts.astype(np.int64), rows.lengths) + within(rows.lengths)
+    return slots_at(rows, np.repeat(np.arange(len(rows.lengths)), rows.lengths), np.maximum(places - 1, 0), page_size)
+
+
+def _to_tensor(features: npt.NDArray[Any]) -> Tensor:
+    """Features as they come off the wire; bfloat16 travels as its bits."""
+    tensor = torch.from_numpy(np.array(features))  # a copy, because what came off the wire is read-only
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
