@@ -1,0 +1,79 @@
+"""A trained head as a folder in the public format of its kind: config.json and model.safetensors in bfloat16."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draft_svc.training.heads import DraftModel, Eagle3Head
+from draft_svc.training.trainee import Trainee
+from draft_svc.training.vocabulary import to_mask, to_offsets
+from pilotfish.runtime.config import ModelConfig, RopeConfig
+
+
+def export(folder: Path, trainee: Trainee, vocabulary: Tensor, target: ModelConfig) -> None:
+    """Writes the head.
+
+    Args:
+        folder: created if need be; files of an earlier export are replaced.
+        trainee: whose head it is.
+        vocabulary: i64[Vd], token of every draft id.
+        target: sizes of the target.
+    """
+    head = trainee.head
+    tensors, settings = head.export()
+    settings |= export_sizes(target, len(head.layers))
+    if not isinstance(head, DraftModel) and len(vocabulary) < target.vocab_size:
+        settings["draft_vocab_size"] = len(vocabulary)
+        tensors["d2t"] = to_offsets(vocabulary)
+        if isinstance(head, Eagle3Head):
+            tensors["t2d"] = to_mask(vocabulary, target.vocab_size)
+    if isinstance(head, Eagle3Head):
+        tensors["lm_head.weight"] = trainee.output
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "model.safetensors.part"
+    save_file({name: _stored(tensor) for name, tensor in tensors.items()}, part, metadata={"format": "pt"})
+    os.replace(part, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
+
+
+def export_sizes(target: ModelConfig, layers: int) -> dict[str, Any]:
+    """Llama's fields of config.json, those of the target but for the number of layers."""
+    return {
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": target.heads,
+        "num_key_value_heads": target.kv_heads,
+        "head_dim": target.head_dim,
+        "hidden_act": "silu",
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_len,
+        "rms_norm_eps": target.rms_eps,
+        "rope_parameters": _rope(target.rope),
+        "tie_word_embeddings": target.tied_embeddings,
+        "torch_dtype": str(torch.bfloat16).removeprefix("torch."),
+    }
+
+
+def _rope(rope: RopeConfig) -> dict[str, Any]:
+    """As transformers 5 writes it; fields that a kind of stretching does not read are left out."""
+    if rope.type == "default":
+        return {"rope_type": rope.type, "rope_theta": rope.theta}
+    fields = asdict(rope)
+    length = {"original_max_position_embeddings": fields.pop("original_max_len")}
+    kind = {"rope_type": fields.pop("type"), "rope_theta": fields.pop("theta")}
+    return kind | length | {name: value for name, value in fields.items() if value is not None}
