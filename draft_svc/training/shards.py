@@ -32,6 +32,8 @@ from pilotfish.errors import InvalidArgumentError, NotFoundError
 MANIFEST = "manifest.json"
 FORMAT = 1  # raised when a tensor changes its name or meaning
 
+_HELD_OUT_EVERY = 20  # 5 % of the documents
+
 _DTYPES = {
     "token_ids": torch.int32,
     "lengths": torch.int32,
@@ -234,3 +236,8 @@ def shard_paths(folder: Path) -> list[Path]:
     if not paths:
         raise NotFoundError(f"{folder} holds no shard-*.safetensors; `pilotfish train capture` writes them")
     return paths
+
+
+def is_held_out(index: int) -> bool:
+    """Whether a document is judged on and never trained on; ``index`` counts those of two answer tokens and more."""
+    return index % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
