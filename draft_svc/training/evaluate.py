@@ -130,15 +130,9 @@ def evaluate(
     documents = _documents(data, manifest, held_out=config.held_out)
     longest = max((len(document.token_ids) for document in documents), default=0)
     pages_per_row = -(-(longest + config.length) // _PAGE_SIZE)
-    drafter = create_drafter(
-        DraftConfig(
-            model=head,
-            target_model=target,
-            dtype=dtype,
-            page_size=_PAGE_SIZE,
-            pages=max(config.rows * pages_per_row, 1),
-        )
-    )
+    settings = {"model": head, "target_model": target, "dtype": dtype, "page_size": _PAGE_SIZE}
+    # Not by the constructor, which would read the environment of a draft service.
+    drafter = create_drafter(DraftConfig.model_validate(settings | {"pages": max(config.rows * pages_per_row, 1)}))
     return evaluate_drafter(drafter, _lm_head(target), manifest, documents, config, on_anchor)
 
 

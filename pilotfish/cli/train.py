@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
-from pilotfish.cli.console import note, stderr
+from pilotfish.cli.console import note, stderr, stdout
 from pilotfish.cli.pull import fetch
 from pilotfish.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from draft_svc.training import capture as capturing
+    from draft_svc.training.evaluate import Evaluation
 
 app = typer.Typer(
     name="train",
@@ -133,9 +136,90 @@ def capture(
     )
 
 
+@app.command(rich_help_panel="In this order")
+def evaluate(
+    head: Annotated[Path, typer.Option(metavar="DIR", help="Head or draft model.")],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Captured text.")],
+    target_model: TargetModel = "smollm2",
+    draft_length: Annotated[int, typer.Option(metavar="K", min=1, help="Draft tokens of a chain.")] = 4,
+    every: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens from one chain to the next.")] = 8,
+    anchors: Annotated[int, typer.Option(metavar="N", min=1, help="Chains at each temperature, at most.")] = 4000,
+    all_documents: Annotated[
+        bool, typer.Option("--all", metavar="", help="Judge on all documents, those trained on included.")
+    ] = False,
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one object.")] = False,
+) -> None:
+    """Judge a head by the code that will serve it, on documents it has not seen.
+
+    No service is started: captured answers are played to the drafter,
+    which drafts at every few tokens of them. For speed, and for other
+    prompts than those captured, measure a running deployment:
+    [bold]pilotfish bench[/].
+
+    [dim]$ pilotfish train evaluate --head heads/mtp --data data[/]
+    """
+    from draft_svc.training.evaluate import EvaluationConfig
+    from draft_svc.training.evaluate import evaluate as run
+
+    config = EvaluationConfig(length=draft_length, every=every, anchors=anchors, held_out=not all_documents)
+    _use_threads(threads)
+    with _counting("evaluating", 2 * anchors, "chains") as on_anchor:
+        found = run(head, fetch(target_model), data, config, dtype=dtype, on_anchor=on_anchor)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found)))
+        return
+    stdout.print(_table(found))
+    if found.greedy_tokens_per_round is not None:
+        stdout.print(f"greedy: [bold]{found.greedy_tokens_per_round:.2f}[/] tokens per round of {draft_length} drafts")
+    if found.expected_tokens_per_round is not None:
+        stdout.print(f"temperature 1: [bold]{found.expected_tokens_per_round:.2f}[/] tokens per round expected")
+
+
+def _table(found: Evaluation) -> Table:
+    """A row for each draft step."""
+    table = Table(title=f"{found.drafter} on {found.documents} documents", title_justify="left")
+    for name in ("draft step", "judged", "accepted", "judged", "expected", "loss", "top-1", "top-5"):
+        table.add_column(name, justify="right", style="green" if name in ("accepted", "expected") else "")
+    for index in range(max(len(found.greedy), len(found.sampled))):
+        greedy = found.greedy[index] if index < len(found.greedy) else None
+        sampled = found.sampled[index] if index < len(found.sampled) else None
+        table.add_row(
+            str(index + 1),
+            *(("–", "–") if greedy is None else (f"{greedy.judged}", f"{greedy.accepted:.1%}")),
+            *(
+                ("–",) * 5
+                if sampled is None
+                else (
+                    f"{sampled.judged}",
+                    f"{sampled.expected_acceptance:.1%}",
+                    f"{sampled.loss:.2f}",
+                    f"{sampled.top1:.1%}",
+                    f"{sampled.top5:.1%}",
+                )
+            ),
+        )
+    table.caption = "accepted: greedily, of those whose earlier drafts were; the rest at temperature 1"
+    return table
+
+
 def _default_features(layers: int) -> list[str]:
     """The three states of EAGLE-3 (HEADS.md, section 1.3) and the last one, which MTP, EAGLE-1 and Medusa take."""
     return [*(f"hidden.{index}" for index in sorted({min(2, layers), layers // 2, max(layers - 3, 0)})), "final"]
+
+
+@contextmanager
+def _counting(what: str, total: int, unit: str) -> Iterator[Callable[[], None]]:
+    """Counts in a bar up to ``total``, of which there may be less; not a terminal: says what, once."""
+    if not stderr.is_terminal:
+        note(what)
+        yield lambda: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    with Progress(*columns, TimeElapsedColumn(), console=stderr, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_heads import FORMATS
 from typer.testing import CliRunner
 
 from draft_svc.training.shards import Manifest
@@ -35,6 +37,23 @@ def test_a_capture_says_when_prompts_run_out_or_do_not_fit(model_folder: Callabl
     assert result.exit_code == 0
     assert "1 prompts leave no room for an answer within --max-len 128" in result.stderr
     assert "the prompts are used up" in result.stderr
+
+
+def test_evaluate_prints_a_table_or_one_object(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    target, data = str(model_folder("llama")), str(tmp_path / "data")
+    head = str(FORMATS["own"].write(tmp_path / "head"))
+    flags = ["--tokens", "150", "--temperatures", "0,1", "--max-tokens", "24", "--max-len", "200"]
+    captured = CliRunner().invoke(app, ["train", "capture", "--target-model", target, "--out", data, *flags])
+    assert captured.exit_code == 0, captured.stderr
+    flags = ["--head", head, "--data", data, "--target-model", target, "--draft-length", "2"]
+    found = json.loads(CliRunner().invoke(app, ["train", "evaluate", *flags, "--all", "--json"]).stdout)
+    assert found["greedy"][0]["judged"] > 3
+    assert found["sampled"][0]["loss"] > 1
+    shown = CliRunner().invoke(app, ["train", "evaluate", *flags, "--all"])
+    assert f"{found['greedy_tokens_per_round']:.2f} tokens per round of 2 drafts" in shown.stdout
+    held_out = CliRunner().invoke(app, ["train", "evaluate", *flags])
+    assert held_out.exit_code == 1
+    assert "capture more" in held_out.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from tiny_heads import FORMATS, Twin, chain
 from tiny_models import load_reference
 
-from draft_svc.drafters import Drafter, Proposals
+from draft_svc.drafters import Drafter, Proposals, create_drafter
 from draft_svc.drafters.model import ModelDrafter
+from draft_svc.server import DraftConfig
 from draft_svc.training.capture import CaptureConfig, capture
 from draft_svc.training.documents import Plan
 from draft_svc.training.evaluate import EvaluationConfig, evaluate_drafter
+from draft_svc.training.replay import Drafting, Replay
 from draft_svc.training.shards import CapturedDocument, Manifest, Shard, shard_paths
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 from pilotfish.runtime.grants import ModelInfo
@@ -196,3 +200,32 @@ def test_a_target_that_drafts_for_itself_is_always_right(model_folder: Callable[
         for position in range(each.prompt_length + 1, len(each.token_ids) - LENGTH + 1, 2):
             losses.append(-float(logits[position - 1, int(each.token_ids[position])]))
     assert found.sampled[0].loss == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["own", "eagle", "eagle3"])
+def test_a_head_drafts_at_anchors_what_it_would_draft_without_a_cache(
+    name: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    target, written = model_folder("llama"), FORMATS[name]
+    settings = {"model": written.write(tmp_path), "target_model": target, "dtype": "float32", "pages": 16}
+    drafter = create_drafter(DraftConfig.model_validate(settings))
+    random = torch.Generator().manual_seed(1)
+    documents = [
+        CapturedDocument(
+            token_ids=torch.randint(VOCAB, (length,), generator=random, dtype=torch.int32),
+            prompt_length=length // 2,
+            temperature=0.0,
+            features=torch.randn(length, written.width, generator=random).bfloat16(),
+        )
+        for length in (31, 12, 24)
+    ]
+    columns = list(range(written.width))
+    replay = Replay(drafter, rows=2, pages_per_row=4, page_size=16, columns=columns)
+    twin = Twin(written, load_file(target / "model.safetensors"))
+    anchors = list(replay.anchors(documents, Drafting(LENGTH, 4, ProposalKind.GREEDY)))
+    assert len(anchors) > 5
+    for anchor in anchors:
+        tokens, states = anchor.document.token_ids.tolist(), list(anchor.document.features.float())
+        pairs = states[: anchor.position - 1], tokens[1 : anchor.position]
+        drafted, _ = chain(twin, *pairs, LENGTH, lambda logits, _: (int(twin.ids[logits.argmax()]), {}))
+        assert anchor.drafted.tolist() == drafted
