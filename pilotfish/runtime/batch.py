@@ -56,7 +56,7 @@ def build_batch(rows: TokenRows, page_size: int, device: torch.device) -> Batch:
     trees, depths = trees_and_depths(rows)
     starts = rows.starts.astype(np.int64)
     slots = written_slots(rows, page_size)
-    positions = np.repeat(starts, rows.lengths) + depths
+    positions = starts.repeat(rows.lengths) + depths
     return _lay_out(rows, slots, positions, starts + rows.lengths, trees, page_size, device)
 
 
@@ -72,7 +72,7 @@ def build_tree_batch(rows: TreeRows, page_size: int, device: torch.device) -> Ba
     >>> batch.trees[0].astype(int).tolist()
     [[0, 1, 1, 0], [0, 1, 0, 1]]
     """
-    of_rows = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+    of_rows = np.arange(len(rows.lengths)).repeat(rows.lengths)
     bases = rows.bases.astype(np.int64)
     slots = slots_at(rows, of_rows, bases[of_rows] + rows.places, page_size)
     trees = seen_of_trees(rows)
@@ -91,17 +91,24 @@ def _lay_out(
 ) -> Batch:
     """``ends`` i64[rows]: slots of each row, with those of its new tokens."""
     used = -(-ends // page_size)  # a page table may be longer than the row
-    kept = within(rows.page_counts) < np.repeat(used, rows.page_counts)
+    kept = within(rows.page_counts) < used.repeat(rows.page_counts)
     return Batch(
         token_ids=_to(rows.token_ids.astype(np.int64), device),
         positions=_to(positions, device),
         slots=KVSlots(_to(slots, device), page_size),
-        qo_indptr=np.concatenate(([0], np.cumsum(rows.lengths))).astype(np.int32),
-        kv_indptr=np.concatenate(([0], np.cumsum(used))).astype(np.int32),
+        qo_indptr=_bounds(rows.lengths),
+        kv_indptr=_bounds(used),
         kv_indices=rows.page_ids[kept],
         last_page_len=((ends - 1) % page_size + 1).astype(np.int32),
         trees=trees,
     )
+
+
+def _bounds(lengths: Ints | Longs) -> Ints:
+    """Where pieces of these lengths begin, and where the last ends, i32[n + 1]."""
+    bounds = np.zeros(len(lengths) + 1, np.int32)
+    lengths.cumsum(out=bounds[1:])
+    return bounds
 
 
 def _to(array: npt.NDArray[Any], device: torch.device) -> Tensor:

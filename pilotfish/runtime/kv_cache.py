@@ -7,6 +7,7 @@ requests: rows are page tables that come with every step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -101,5 +102,12 @@ class KVSlots:
 
     def __init__(self, slots: Tensor, page_size: int) -> None:
         self.slots = slots
-        self.k_rows = slots + slots.div(page_size, rounding_mode="floor") * page_size
-        self.v_rows = self.k_rows + page_size
+        self._page_size = page_size
+
+    @cached_property
+    def k_rows(self) -> Tensor:
+        return self.slots + self.slots.div(self._page_size, rounding_mode="floor") * self._page_size
+
+    @cached_property
+    def v_rows(self) -> Tensor:
+        return self.k_rows + self._page_size

@@ -34,19 +34,19 @@ class TreeRows:
 
 def node_positions(rows: TokenRows) -> Longs:
     """Absolute position of every token of the step: start + depth. i64[tokens]."""
-    return np.repeat(rows.starts.astype(np.int64), rows.lengths) + trees_and_depths(rows)[1]
+    return rows.starts.astype(np.int64).repeat(rows.lengths) + trees_and_depths(rows)[1]
 
 
 def written_slots(rows: TokenRows, page_size: int, reserved: Ints | None = None) -> Longs:
     """Slots that the step's tokens, and ``reserved`` more per row, are written to. i64[tokens + reserved]."""
     lengths = rows.lengths if reserved is None else rows.lengths + reserved
-    places = np.repeat(rows.starts.astype(np.int64), lengths) + within(lengths)
-    return slots_at(rows, np.repeat(np.arange(len(lengths)), lengths), places, page_size)
+    places = rows.starts.astype(np.int64).repeat(lengths) + within(lengths)
+    return slots_at(rows, np.arange(len(lengths)).repeat(lengths), places, page_size)
 
 
 def slots_at(rows: TokenRows | TreeRows, of_rows: Longs, places: Longs, page_size: int) -> Longs:
     """Slots at the given places, counted from each row's first token; rows and places i64[n], parallel."""
-    first_pages = np.cumsum(rows.page_counts, dtype=np.int64) - rows.page_counts
+    first_pages = rows.page_counts.cumsum(dtype=np.int64) - rows.page_counts
     pages = rows.page_ids[first_pages[of_rows] + places // page_size]
     slots: Longs = pages.astype(np.int64) * page_size + places % page_size
     return slots
@@ -64,8 +64,9 @@ def require_distinct_slots(rows: TokenRows, page_size: int, reserved: Ints | Non
 
 def within(lengths: Ints) -> Longs:
     """Index of each element within its row. i64[sum of lengths]."""
-    firsts = np.cumsum(lengths, dtype=np.int64) - lengths
-    return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(firsts, lengths)
+    ends = lengths.cumsum(dtype=np.int64)
+    count = int(ends[-1]) if len(ends) else 0
+    return np.arange(count, dtype=np.int64) - (ends - lengths).repeat(lengths)
 
 
 def trees_and_depths(rows: TokenRows) -> tuple[tuple[Bools | None, ...], Longs]:

@@ -39,12 +39,12 @@ class NativeAttention(Attention):
         self._held: tuple[npt.NDArray[Any], ...] = ()
 
     def plan(self, batch: Batch) -> None:
-        lengths = np.diff(batch.qo_indptr)
-        ends = (np.diff(batch.kv_indptr) - 1) * self._shape.page_size + batch.last_page_len
-        seen = np.repeat(ends - lengths, lengths) + within(lengths) + 1
+        lengths = batch.qo_indptr[1:] - batch.qo_indptr[:-1]
+        ends = (batch.kv_indptr[1:] - batch.kv_indptr[:-1] - 1) * self._shape.page_size + batch.last_page_len
+        seen = (ends - lengths).repeat(lengths) + within(lengths) + 1
         ancestors, bounds = _ancestors(batch.qo_indptr, ends, seen, batch.trees)
         pages = np.ascontiguousarray(batch.kv_indices, np.int32)
-        first_pages = np.repeat(batch.kv_indptr[:-1], lengths).astype(np.int64)
+        first_pages = batch.kv_indptr[:-1].astype(np.int64).repeat(lengths)
         seen = seen.astype(np.int32)
         self._held = (pages, first_pages, seen, ancestors, bounds)
         self.step = Step(
