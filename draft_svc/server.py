@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from draft_svc.drafters.head_spec import Switches
@@ -49,6 +50,11 @@ class DraftConfig(WorkerConfig):
 
     listen: str = "127.0.0.1:50052"
     """Address to serve on, HOST:PORT; port 0 takes a free one."""
+    tree_width: int = Field(8, ge=0, le=64)
+    """Most nodes that a head runs per level of a tree, and children of each that it looks at. 0 drafts chains only."""
+
+    tree: Path | None = None
+    """JSON list of paths of ranks, as EAGLE and Medusa publish them: the shape of trees whose tokens are sampled."""
 
     def switches(self) -> Switches:
         """What was said against a head's config.json."""

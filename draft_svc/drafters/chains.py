@@ -6,33 +6,21 @@ anything is drawn from it, so that the q on the wire is the very q of the draw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draft_svc.drafters import Proposals
+from draft_svc.drafters.trees import NO_SUPPORT, Nodes, Support
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
 from pilotfish.runtime.slots import Longs
-from pilotfish.steps import DraftStep, Floats, Ints, ProposalKind, SamplingRows, Supports, TokenRows
+from pilotfish.steps import DraftStep, Ints, ProposalKind, SamplingRows, TokenRows
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
-    """q of one draw."""
-
-    token_ids: Ints
-    probs: Floats
-
-
-NO_SUPPORT = Support(np.zeros(0, np.int32), np.zeros(0, np.float32))
-
-
-class Runner(Protocol):
-    """What drafts: it has run the committed tokens of a step, and runs drafted ones behind them.
+class Run(Protocol):
+    """Tokens that a drafter has run, and how it goes on from there.
 
     Attributes:
         ahead: how far the token that a slot predicts lies behind the next slot: 0 where slot i holds t_i, 1 in a
@@ -40,29 +28,28 @@ class Runner(Protocol):
         token_ids: token of every column of the logits, i64[columns]; None where column v is token v.
     """
 
-    ahead: int
-    token_ids: Tensor | None
+    @property
+    def ahead(self) -> int: ...
+
+    @property
+    def token_ids(self) -> Tensor | None: ...
 
     def logits(self, tokens: Longs) -> Tensor:
-        """Logits f32[n, columns] of tokens of the last run, i64[n]."""
+        """Logits f32[n, columns] of tokens of this run, i64[n]."""
 
-    def advance(self, rows: TokenRows, parents: Longs) -> None:
-        """Runs one drafted token of each row; ``parents`` i64[rows] are those before them, of the last run."""
+    def advance(self, rows: TokenRows, parents: Longs) -> Run:
+        """Runs one drafted token of each row behind tokens of this run, i64[rows]."""
 
 
-def draft_chains(step: DraftStep, rows: Longs, runner: Runner) -> tuple[list[list[int]], list[list[Support]]]:
-    """Chains for those ``rows`` of a step that ``runner`` has just run.
-
-    Returns:
-        Tokens of each row of the step, and the q that each was drawn from where that is to be told.
-    """
-    chains: list[list[int]] = [[] for _ in step.rows.lengths]
-    supports: list[list[Support]] = [[] for _ in step.rows.lengths]
+def draft_chains(step: DraftStep, rows: Longs, run: Run) -> dict[int, Nodes]:
+    """Chains for those rows of a step, whose tokens are in ``run``; by row."""
+    chains: dict[int, list[int]] = {row: [] for row in rows.tolist()}
+    supports: dict[int, list[Support]] = {row: [] for row in rows.tolist()}
     last_tokens = step.rows.row_offsets[1:][rows] - 1
     depth = 0
     while len(rows):
-        positions = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + depth + runner.ahead
-        tokens, drawn_from = draw(step, rows, runner.logits(last_tokens), positions, runner.token_ids)
+        positions = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + depth + run.ahead
+        tokens, drawn_from = draw(step, rows, run.logits(last_tokens), positions, run.token_ids)
         for row, token, support in zip(rows.tolist(), tokens.tolist(), drawn_from, strict=True):
             chains[row].append(token)
             supports[row].append(support)
@@ -70,9 +57,14 @@ def draft_chains(step: DraftStep, rows: Longs, runner: Runner) -> tuple[list[lis
         going_on = step.draft_lengths[rows] > depth
         rows, tokens, last_tokens = rows[going_on], tokens[going_on], last_tokens[going_on]
         if len(rows):
-            runner.advance(_next_tokens(step.rows, rows, tokens, depth), last_tokens)
+            run = run.advance(_next_tokens(step.rows, rows, tokens, depth), last_tokens)
             last_tokens = np.arange(len(rows), dtype=np.int64)
-    return chains, supports
+    return {row: _chain(chains[row], supports[row]) for row in chains}
+
+
+def _chain(tokens: list[int], supports: list[Support]) -> Nodes:
+    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    return Nodes(np.array(tokens, np.int32), parents, (*supports, NO_SUPPORT))
 
 
 def draw(
@@ -85,7 +77,7 @@ def draw(
         rows: indices into it, i64[n].
         logits: f32[n, columns].
         positions: of the tokens drawn, i64[n].
-        token_ids: as in ``Runner``. Noise is keyed by these, so that it is the target's for the same token.
+        token_ids: as in ``Run``. Noise is keyed by these, so that it is the target's for the same token.
     """
     sampling.require_finite(logits, "the draft model")
     kinds = step.proposal_kinds[rows]
@@ -108,30 +100,6 @@ def draw(
             supports[i] = support
     tokens = columns if token_ids is None else token_ids.index_select(0, columns)
     return sampling.to_ints(tokens), supports
-
-
-def collect(chains: list[list[int]], supports: list[list[Support]], *, sampled: bool) -> Proposals:
-    """Rows concatenated; a row's supports are those of its last token and its nodes, the leaf's empty."""
-    flat = [token for chain in chains for token in chain]
-    proposals = Proposals(
-        node_counts=np.array([len(chain) for chain in chains], np.int32), token_ids=np.array(flat, np.int32)
-    )
-    if not sampled:
-        return proposals
-    groups = [support for row in supports for support in (*row, NO_SUPPORT)]
-    return replace(
-        proposals,
-        supports=Supports(
-            counts=np.array([len(support.token_ids) for support in groups], np.int32),
-            token_ids=np.concatenate([support.token_ids for support in groups]),
-        ),
-        support_probs=np.concatenate([support.probs for support in groups]),
-    )
-
-
-def proposes(step: DraftStep, kind: ProposalKind) -> bool:
-    """Whether any row of the step proposes in that way."""
-    return bool(((step.proposal_kinds == kind) & (step.draft_lengths > 0)).any())
 
 
 def _match(logits: Tensor, rows: SamplingRows, keys: Longs, token_ids: Tensor | None) -> Tensor:

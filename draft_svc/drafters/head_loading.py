@@ -18,6 +18,7 @@ from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, MASK, OFFSETS
 from draft_svc.drafters.heads import FeatureDrafter, Parts
 from draft_svc.drafters.kinds import describe, target_folder_of
 from draft_svc.drafters.pair_head import PairSpec
+from draft_svc.drafters.tree_shapes import DEFAULT, read_shape
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime import weights as runtime
 from pilotfish.runtime.allocation import returned_when_freed
@@ -78,7 +79,15 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
         feature_width=spec.feature_width,
     )
     return FeatureDrafter(
-        head, info, spec, dtype=kernels.dtype, device=device, pages=config.pages, page_size=config.page_size
+        head,
+        info,
+        spec,
+        dtype=kernels.dtype,
+        device=device,
+        pages=config.pages,
+        page_size=config.page_size,
+        tree_width=config.tree_width,
+        shape=DEFAULT if config.tree is None else read_shape(config.tree),
     )
 
 

@@ -16,7 +16,7 @@ has the whole row in its cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,14 +25,17 @@ import torch
 from torch import Tensor
 
 from draft_svc.drafters import Drafter, Proposals
-from draft_svc.drafters.chains import collect, draft_chains, proposes
+from draft_svc.drafters.chains import draft_chains
+from draft_svc.drafters.growth import draft_trees
 from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, HeadSpec
+from draft_svc.drafters.nodes import collect
+from draft_svc.drafters.tree_shapes import DEFAULT, Shape
 from pilotfish.runtime import cores
-from pilotfish.runtime.batch import Batch, build_batch
+from pilotfish.runtime.batch import Batch, build_batch, build_tree_batch
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
-from pilotfish.runtime.slots import Longs, slots_at, within
+from pilotfish.runtime.slots import Bools, Longs, TreeRows, slots_at, within
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
 
@@ -117,6 +120,8 @@ class FeatureDrafter(Drafter):
         device: where they lie.
         pages: of each.
         page_size: slots per page.
+        tree_width: most nodes run per level of a tree; 0: chains only.
+        shape: of trees whose tokens are sampled.
     """
 
     kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
@@ -131,8 +136,10 @@ class FeatureDrafter(Drafter):
         device: torch.device,
         pages: int,
         page_size: int = 16,
+        tree_width: int = 0,
+        shape: Shape = DEFAULT,
     ) -> None:
-        self._info = info
+        self.tree_width, self._shape, self._info = tree_width, shape, info
         self._modules = _Modules(head, spec, dtype=dtype, device=device, pages=pages, page_size=page_size)
 
     @property
@@ -142,10 +149,22 @@ class FeatureDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, step: DraftStep) -> Proposals:
         assert step.features is not None
+        modules = self._modules
         with cores.working():
-            runner = _Runner(self._modules, step.rows, step.features)
-            chains, supports = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), runner)
-        return collect(chains, supports, sampled=proposes(step, ProposalKind.SAMPLED))
+            modules.copy_slots(step.rows.slot_copies)
+            batch = build_batch(step.rows, modules.page_size, modules.device)
+            states = to_tensor(step.features).to(modules.device)
+            outs = modules.run(batch, states, lambda: _slots_before(step.rows, modules.page_size), is_own=False)
+            run, wants_tree = _Run(modules, 0, outs), self._wants_tree(step)
+            nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~wants_tree), run)
+            nodes |= draft_trees(step, np.flatnonzero(wants_tree), run, width=self.tree_width, shape=self._shape)
+        return collect(step, nodes)
+
+    def _wants_tree(self, step: DraftStep) -> Bools:
+        """bool[rows]."""
+        if not (self.tree_width and len(step.node_limits)):
+            return np.zeros(len(step.draft_lengths), np.bool_)
+        return (step.node_limits > step.draft_lengths) & (step.draft_lengths > 0)
 
 
 class _Modules:
@@ -167,13 +186,13 @@ class _Modules:
         for cache in self._caches:
             cache.copy_slots(map(tuple, pairs.tolist()))
 
-    def run(self, batch: Batch, states: Tensor, parents: Longs, *, is_own: bool) -> list[Tensor]:
+    def run(self, batch: Batch, states: Tensor, before: Callable[[], Longs], *, is_own: bool) -> list[Tensor]:
         """Runs tokens through all modules.
 
         Args:
             batch: the tokens and where they go.
             states: for the first module, [tokens, width].
-            parents: slot before each token's, i64[tokens].
+            before: gives the slot before each token's, i64[tokens]; asked for with several modules only.
             is_own: the states come from the head.
 
         Returns:
@@ -182,39 +201,51 @@ class _Modules:
         head = self.head
         embeddings = head.embed(batch.token_ids)
         self._attention.plan(batch)
+        slots_before = torch.from_numpy(before()).to(self.device) if self.count > 1 else None
         outs: list[Tensor] = []
         for module, (layers, cache) in enumerate(zip(head.layers, self._caches, strict=True)):
-            if module:
-                states = self._caches[module - 1].read_features(torch.from_numpy(parents).to(self.device))
-            x, beside = head.inputs(module, embeddings, states, is_own=is_own or module > 0)
+            if slots_before is not None and module:
+                states, is_own = self._caches[module - 1].read_features(slots_before), True
+            x, beside = head.inputs(module, embeddings, states, is_own=is_own)
             outs.append(layers.forward(x, batch, cache, self._attention, beside))
             if cache.features is not None:
                 cache.write_features(batch.slots, head.state(module, outs[-1]).to(cache.features.dtype))
         return outs
 
 
-class _Runner:
-    """See ``chains.Runner``; runs the pairs of a step at once."""
+class _Run:
+    """See ``growth.TreeRun``.
+
+    Args:
+        modules: that ran.
+        turn: of the module whose outputs predict.
+        outs: outputs of each module.
+    """
 
     ahead = 1
 
-    def __init__(self, modules: _Modules, rows: TokenRows, features: npt.NDArray[Any]) -> None:
-        self._modules, self.token_ids = modules, modules.head.token_ids
-        modules.copy_slots(rows.slot_copies)
-        self._turn = 0  # of the module whose outputs predict
-        self._run(rows, _to_tensor(features).to(modules.device), is_own=False)
+    def __init__(self, modules: _Modules, turn: int, outs: list[Tensor]) -> None:
+        self._modules, self._turn, self._outs = modules, turn, outs
+        self.token_ids = modules.head.token_ids
 
     def logits(self, tokens: Longs) -> Tensor:
         return self._modules.head.logits(self._turn, self._outputs(tokens))
 
-    def advance(self, rows: TokenRows, parents: Longs) -> None:
-        states = self._modules.head.state(self._turn, self._outputs(parents))
-        self._turn = (self._turn + 1) % self._modules.count
-        self._run(rows, states, is_own=True)
+    def advance(self, rows: TokenRows, parents: Longs) -> _Run:
+        modules = self._modules
+        batch = build_batch(rows, modules.page_size, modules.device)
+        return self._advance(batch, parents, lambda: _slots_before(rows, modules.page_size))
 
-    def _run(self, rows: TokenRows, states: Tensor, *, is_own: bool) -> None:
-        batch = build_batch(rows, self._modules.page_size, self._modules.device)
-        self._outs = self._modules.run(batch, states, _slots_before(rows, self._modules.page_size), is_own=is_own)
+    def advance_trees(self, rows: TreeRows, parents: Longs) -> _Run:
+        modules = self._modules
+        batch = build_tree_batch(rows, modules.page_size, modules.device)
+        return self._advance(batch, parents, lambda: _slots_of_parents(rows, modules.page_size))
+
+    def _advance(self, batch: Batch, parents: Longs, before: Callable[[], Longs]) -> _Run:
+        modules = self._modules
+        states = modules.head.state(self._turn, self._outputs(parents))
+        turn = (self._turn + 1) % modules.count
+        return _Run(modules, turn, modules.run(batch, states, before, is_own=True))
 
     def _outputs(self, tokens: Longs) -> Tensor:
         return self._outs[self._turn].index_select(0, torch.from_numpy(tokens).to(self._modules.device))
@@ -226,7 +257,16 @@ def _slots_before(rows: TokenRows, page_size: int) -> Longs:
     return slots_at(rows, np.repeat(np.arange(len(rows.lengths)), rows.lengths), np.maximum(places - 1, 0), page_size)
 
 
-def _to_tensor(features: npt.NDArray[Any]) -> Tensor:
+def _slots_of_parents(rows: TreeRows, page_size: int) -> Longs:
+    """The slot of each node's parent; of a node without ancestors the last committed one. i64[nodes]."""
+    of_rows = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+    ends, places = np.cumsum(rows.ancestor_counts), np.full(len(of_rows), -1, np.int64)
+    has_parent = np.flatnonzero(rows.ancestor_counts)
+    places[has_parent] = rows.ancestors[ends[has_parent] - 1]
+    return slots_at(rows, of_rows, rows.bases.astype(np.int64)[of_rows] + places, page_size)
+
+
+def to_tensor(features: npt.NDArray[Any]) -> Tensor:
     """Features as they come off the wire; bfloat16 travels as its bits."""
     tensor = torch.from_numpy(np.array(features))  # a copy, because what came off the wire is read-only
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from draft_svc.drafters import Drafter, Proposals
-from draft_svc.drafters.chains import collect, draft_chains, proposes
+from draft_svc.drafters.chains import draft_chains
+from draft_svc.drafters.nodes import collect
 from pilotfish.runtime import cores
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel
@@ -41,13 +42,13 @@ class ModelDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, step: DraftStep) -> Proposals:
         with cores.working():
-            runner = _Runner(self._model, step.rows, self._vocab_limit)
-            chains, supports = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), runner)
-        return collect(chains, supports, sampled=proposes(step, ProposalKind.SAMPLED))
+            run = _Run(self._model, step.rows, self._vocab_limit)
+            nodes = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), run)
+        return collect(step, nodes)
 
 
-class _Runner:
-    """See ``chains.Runner``; runs ``rows`` at once."""
+class _Run:
+    """See ``chains.Run``."""
 
     ahead = 0
     token_ids: Tensor | None = None
@@ -60,5 +61,5 @@ class _Runner:
         logits = self._model.logits(self._hidden, torch.from_numpy(tokens).to(self._model.device))
         return logits[:, : self._vocab_limit]
 
-    def advance(self, rows: TokenRows, parents: Longs) -> None:
-        self._hidden = self._model.extend(rows)
+    def advance(self, rows: TokenRows, parents: Longs) -> _Run:
+        return _Run(self._model, rows, self._vocab_limit)

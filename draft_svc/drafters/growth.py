@@ -1,0 +1,119 @@
+"""Drafts trees, level by level, with whatever gives logits; how they grow, ``trees`` says.
+
+Proposals that are a function of the past grow as in EAGLE-2, whatever draws the children: the likeliest
+tokens, or those ahead in the race of the target's own draws. Sampled ones have a fixed shape.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from draft_svc.drafters.chains import Run
+from draft_svc.drafters.children import Children, drawn_children, likeliest_children, matched_children
+from draft_svc.drafters.tree_shapes import Shape
+from draft_svc.drafters.trees import DynamicTree, Nodes, StaticTree, Tree
+from pilotfish.runtime import sampling
+from pilotfish.runtime.slots import Longs, TreeRows
+from pilotfish.steps import DraftStep, ProposalKind, TokenRows
+
+
+class TreeRun(Run, Protocol):
+    """A run that trees can grow from."""
+
+    def advance_trees(self, rows: TreeRows, parents: Longs) -> TreeRun:
+        """Runs the nodes of a level of trees behind tokens of this run, i64[nodes]."""
+
+
+def draft_trees(step: DraftStep, rows: Longs, run: TreeRun, *, width: int, shape: Shape) -> dict[int, Nodes]:
+    """Trees for those rows of a step, whose tokens are in ``run``; by row.
+
+    Args:
+        step: says how large a tree each row may have, and how its tokens are chosen.
+        rows: indices into it, i64[n].
+        run: of the step's tokens.
+        width: most nodes run per level.
+        shape: of trees whose tokens are sampled.
+    """
+    growing = {row: _plant(step, row, width, shape) for row in rows.tolist()}
+    trees = dict(growing)
+    firsts = dict(zip(growing, (step.rows.row_offsets[1:][rows] - 1).tolist(), strict=True))
+    while growing:  # firsts: where each tree's part of the run begins; at first that is the root alone
+        _give_children(step, growing, firsts, run)
+        growing = {row: tree for row, tree in growing.items() if len(tree.frontier.token_ids)}
+        if growing:
+            parents = np.concatenate([firsts[row] + tree.frontier.parents for row, tree in growing.items()])
+            level = _level(step.rows, growing)
+            run = run.advance_trees(level, parents)
+            firsts = dict(zip(growing, np.cumsum(level.lengths) - level.lengths, strict=True))
+    return {row: tree.finish() for row, tree in trees.items()}
+
+
+def _plant(step: DraftStep, row: int, width: int, shape: Shape) -> Tree:
+    limit, depth = int(step.node_limits[row]), int(step.draft_lengths[row])
+    if step.proposal_kinds[row] == ProposalKind.SAMPLED:
+        return StaticTree(shape, limit, depth, width)
+    return DynamicTree(limit, depth, width)
+
+
+def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, int], run: Run) -> None:
+    """Lets all trees grow by the logits of the nodes that were just run."""
+    for kind in ProposalKind:
+        chosen = {row: tree for row, tree in trees.items() if _kind(step, row) is kind}
+        if not chosen:
+            continue
+        counts = [max(len(tree.frontier.token_ids), 1) for tree in chosen.values()]
+        tokens = np.concatenate([firsts[row] + np.arange(n) for row, n in zip(chosen, counts, strict=True)])
+        logits = run.logits(tokens)
+        sampling.require_finite(logits, "the draft model")
+        children = _children(step, kind, chosen, counts, logits, run)
+        first = 0
+        for tree, count in zip(chosen.values(), counts, strict=True):
+            own, columns = slice(first, first + count), slice(tree.branches)
+            tree.grow(children.token_ids[own, columns], children.scores[own, columns], children.supports[own])
+            first += count
+
+
+def _kind(step: DraftStep, row: int) -> ProposalKind:
+    """How a row's children are chosen: at temperature 0 the target's race has one runner, and no second child."""
+    kind = ProposalKind(int(step.proposal_kinds[row]))
+    is_cold = kind is ProposalKind.MATCHED and step.sampling.temperatures[row] == 0
+    return ProposalKind.GREEDY if is_cold else kind
+
+
+def _children(
+    step: DraftStep, kind: ProposalKind, trees: dict[int, Tree], counts: list[int], logits: Tensor, run: Run
+) -> Children:
+    most = max(tree.branches for tree in trees.values())
+    if kind is ProposalKind.GREEDY:
+        return likeliest_children(logits, most, run.token_ids)
+    rows = np.repeat(np.array(list(trees)), counts)
+    after = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + run.ahead
+    of_rows = sampling.take_rows(step.sampling, rows)
+    if kind is ProposalKind.MATCHED:
+        levels = np.repeat([tree.frontier.level + 1 for tree in trees.values()], counts)
+        return matched_children(logits, of_rows, after + levels, most, run.token_ids)
+    # Nodes of one level draw tokens of one position, and still need noise of their own: so their places key it.
+    places = [1 + tree.frontier.slots if len(tree.frontier.slots) else np.zeros(1, np.int64) for tree in trees.values()]
+    return drawn_children(logits, of_rows, after + np.concatenate(places), most, step.support_limit, run.token_ids)
+
+
+def _level(rows: TokenRows, trees: dict[int, Tree]) -> TreeRows:
+    """The frontiers of all trees as one batch."""
+    chosen, frontiers = np.array(list(trees)), [tree.frontier for tree in trees.values()]
+    firsts = np.cumsum(rows.page_counts) - rows.page_counts
+    counts = np.array([len(frontier.token_ids) for frontier in frontiers], np.int32)
+    levels = np.repeat([frontier.level for frontier in frontiers], counts)
+    return TreeRows(
+        token_ids=np.concatenate([frontier.token_ids for frontier in frontiers]),
+        lengths=counts,
+        bases=(rows.starts + rows.lengths)[chosen],
+        places=np.concatenate([frontier.slots for frontier in frontiers]),
+        depths=levels,
+        ancestor_counts=levels,
+        ancestors=np.concatenate([frontier.ancestors.ravel() for frontier in frontiers]),
+        page_counts=rows.page_counts[chosen],
+        page_ids=np.concatenate([rows.page_ids[firsts[row] : firsts[row] + rows.page_counts[row]] for row in chosen]),
+    )
