@@ -1,0 +1,145 @@
+"""What drafters brought, task by task, and the tables that follow from it. No IO."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pilotfish import Completion
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A drafter and how it is asked to draft: a row of the table."""
+
+    drafter: str
+    shape: str
+    """Name of the flags of `pilotfish up` that say so: chain, tree."""
+    temperature: float
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task's answers under one variant."""
+
+    task: str
+    requests: int
+    output_tokens: int
+    rounds: int
+    drafted: int
+    reached: tuple[int, ...]
+    """Element i: rounds that accepted i draft tokens or more; so the first is all that drafted."""
+    tokens_per_s: float
+    """Of all requests together, from the first one sent to the last one's end."""
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Those that did not draft, having to catch up, count too."""
+        return 1 + sum(self.reached[1:]) / self.rounds if self.rounds else 1.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Of each draft position, the share that was accepted where those before it were."""
+        return tuple(after / before for before, after in zip(self.reached, self.reached[1:], strict=False) if before)
+
+
+Results = dict[Variant, list[TaskResult]]
+
+
+def task_result(task: str, completions: Sequence[Completion], seconds: float) -> TaskResult:
+    """Adds up a task's answers."""
+    pieces = [piece for completion in completions for piece in completion.pieces if piece.drafted]
+    accepted = [piece.kinds.count("accepted") for piece in pieces]
+    depth = max(accepted, default=-1) + 1  # positions that were reached, and 0
+    output_tokens = sum(completion.usage.completion_tokens for completion in completions)
+    return TaskResult(
+        task=task,
+        requests=len(completions),
+        output_tokens=output_tokens,
+        rounds=sum(completion.usage.rounds for completion in completions),
+        drafted=sum(piece.drafted for piece in pieces),
+        reached=tuple(sum(each >= position for each in accepted) for position in range(depth)),
+        tokens_per_s=output_tokens / seconds,
+    )
+
+
+def together(tasks: Sequence[TaskResult]) -> TaskResult:
+    """All tasks as one; but the goals are means over tasks: see ``mean_tokens_per_round``."""
+    depth = max(len(task.reached) for task in tasks)
+    reached = [sum(task.reached[i] for task in tasks if i < len(task.reached)) for i in range(depth)]
+    return TaskResult(
+        task="all",
+        requests=sum(task.requests for task in tasks),
+        output_tokens=sum(task.output_tokens for task in tasks),
+        rounds=sum(task.rounds for task in tasks),
+        drafted=sum(task.drafted for task in tasks),
+        reached=tuple(reached),
+        tokens_per_s=statistics.mean(task.tokens_per_s for task in tasks),
+    )
+
+
+def mean_tokens_per_round(tasks: Sequence[TaskResult]) -> float:
+    return statistics.mean(task.tokens_per_round for task in tasks)
+
+
+def markdown(results: Results) -> str:
+    """Two tables: tokens per round of each task, and acceptance per position over all of them."""
+    tasks = list(dict.fromkeys(task.task for found in results.values() for task in found))
+    head = ["drafter", "shape", "T"]
+    per_task = [[*_names(variant), *_rounds(found, tasks)] for variant, found in results.items()]
+    wholes = {variant: together(found) for variant, found in results.items()}
+    depth = max((len(whole.acceptance) for whole in wholes.values()), default=0)
+    per_position = [
+        [*_names(variant), *_shares(whole, depth), f"{whole.drafted / max(whole.rounds, 1):.1f}", f"{whole.rounds}"]
+        for variant, whole in wholes.items()
+    ]
+    positions = [f"{position}" for position in range(1, depth + 1)]
+    return "\n".join(
+        [
+            "Tokens per round:\n",
+            _table([*head, *tasks, "**mean**", "tok/s"], per_task),
+            "\nShare of draft tokens accepted at each position, where those before were:\n",
+            _table([*head, *positions, "drafted a round", "rounds"], per_position),
+        ]
+    )
+
+
+def as_json(results: Results, facts: dict[str, Any]) -> str:
+    rows = [
+        {**asdict(variant), "tasks": [asdict(task) for task in found], "tokens_per_round": mean_tokens_per_round(found)}
+        for variant, found in results.items()
+    ]
+    return json.dumps({**facts, "results": rows}, indent=1) + "\n"
+
+
+def from_json(text: str) -> Results:
+    """The results of ``as_json``."""
+    results = {}
+    for row in json.loads(text)["results"]:
+        variant = Variant(row["drafter"], row["shape"], row["temperature"])
+        results[variant] = [TaskResult(**{**task, "reached": tuple(task["reached"])}) for task in row["tasks"]]
+    return results
+
+
+def _names(variant: Variant) -> list[str]:
+    return [variant.drafter, variant.shape, f"{variant.temperature:g}"]
+
+
+def _rounds(found: Sequence[TaskResult], tasks: Sequence[str]) -> list[str]:
+    by_task = {task.task: task for task in found}
+    cells = [f"{by_task[task].tokens_per_round:.2f}" if task in by_task else "–" for task in tasks]
+    speed = statistics.mean(task.tokens_per_s for task in found)
+    return [*cells, f"**{mean_tokens_per_round(found):.2f}**", f"{speed:.0f}"]
+
+
+def _shares(whole: TaskResult, depth: int) -> list[str]:
+    shares = [f"{share:.2f}" for share in whole.acceptance]
+    return shares + ["–"] * (depth - len(shares))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
