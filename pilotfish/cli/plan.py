@@ -19,6 +19,8 @@ class Model:
     """Serve only the first so many; None serves all."""
     quantize: str | None = None
     """How the weights are rounded; None leaves them as they are."""
+    features: tuple[str, ...] = ()
+    """States of the target that a draft reads, by the names of types.proto."""
 
     @property
     def label(self) -> str:
@@ -51,10 +53,12 @@ class Plan:
         return 1 + (self.replicas if self.draft is not None else 0)
 
     def target_argv(self, threads: int) -> list[str]:
-        return _python("target_svc", *self._worker(self.target, threads))
+        features = self.draft.features if self.draft is not None else ()
+        stored = ["--features", ",".join(features)] if features else []
+        return _python("target_svc", *self._worker(self.target, threads), *stored)
 
     def draft_argv(self, draft: Model, threads: int) -> list[str]:
-        drafter = [] if self.simulate is not None else ["--drafter", "model"]
+        drafter = [] if self.simulate is not None else ["--target-model", str(self.target.folder)]
         return _python("draft_svc", *self._worker(draft, threads), *drafter)
 
     def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:

@@ -38,7 +38,9 @@ def up(
     draft: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL|none", help="Small model of the same tokenizer. Left out: the target itself, in int8."
+            metavar="MODEL|HEAD|none",
+            help="Small model of the same tokenizer, or a head made for the target: MTP, EAGLE, EAGLE-3. Left out: the "
+            "target itself, in int8.",
         ),
     ] = None,
     draft_layers: Annotated[
@@ -88,6 +90,7 @@ def up(
 
     [dim]$ pilotfish up[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-small-model[/]
+    [dim]$ pilotfish up --target ./my-model --draft ./my-eagle3-head[/]
     [dim]$ pilotfish up --target smollm2 --draft none[/]
     [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
     """
@@ -133,7 +136,7 @@ def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None
     if draft == "none":
         return None
     if draft is not None:
-        return Model(draft, fetch(draft), layers)
+        return _named_draft(target, draft, layers)
     if layers is not None:
         return Model(target.name, target.folder, layers)
     if target.quantize is not None or any(Path("/dev").glob("nvidia[0-9]*")):
@@ -144,6 +147,16 @@ def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None
         "no draft was named, so that the target itself drafts, in int8: on a CPU several times cheaper, and often right"
     )
     return Model(target.name, target.folder, quantize="int8")
+
+
+def _named_draft(target: Model, draft: str, layers: int | None) -> Model:
+    from draft_svc.drafters.kinds import wanted_features  # numpy and safetensors take their time
+
+    folder = fetch(draft)
+    features = wanted_features(folder, target.folder)
+    if features and layers is not None:
+        raise typer.BadParameter("--draft-layers is for models; a head on the target's hidden states runs whole")
+    return Model(draft, folder, layers, features=features)
 
 
 def _log(name: str, line: str) -> None:

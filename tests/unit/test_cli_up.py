@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from processes import runs
+from tiny_heads import FORMATS, LLAMA
 from typer.testing import CliRunner
 
 from orchestrator import admission
@@ -64,10 +65,11 @@ class Deployment:
         self.folder = folder
         self.model = folder / "model"
         self.model.mkdir()
-        (self.model / "config.json").write_text('{"num_hidden_layers": 9}')
+        (self.model / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 9}))
         for name in ("target_svc", "draft_svc", "orchestrator"):
             (folder / "fakes" / name).mkdir(parents=True)
-            (folder / "fakes" / name / "__init__.py").touch()
+            # What is not a stand-in is looked up in the real package: `up` itself asks what a draft's folder holds.
+            (folder / "fakes" / name / "__init__.py").write_text(f"__path__.append({str(ROOT / name)!r})")
             (folder / "fakes" / name / "__main__.py").write_text(SERVICE.format(name=name, folder=str(folder)))
 
     @contextmanager
@@ -142,7 +144,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     assert target["argv"] == ["--model", model, "--name", model, *worker, "--dtype", "float32", "--pages", "40"]
     assert draft["argv"] == [
         *["--model", model, "--name", f"{model}:first-2-layers", *worker],
-        *["--layers", "2", "--dtype", "float32", "--pages", "40", "--drafter", "model"],
+        *["--layers", "2", "--dtype", "float32", "--pages", "40", "--target-model", model],
     ]
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
@@ -150,6 +152,24 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
         *["--log-level", "warning", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
+
+
+def test_a_head_makes_the_target_keep_its_states(deployment: Deployment) -> None:
+    head = FORMATS["eagle"].write(deployment.folder / "head")
+    with deployment.up("--draft", str(head)) as process:
+        assert ready_line(process) == f"ready 127.0.0.1:9 target={deployment.model} draft={head} draft_length=auto\n"
+        (target,), (draft,) = map(deployment.notes, ("target_svc", "draft_svc"))
+    assert target["argv"][-2:] == ["--features", "final"]
+    assert draft["argv"][:2] == ["--model", str(head)]
+    assert draft["argv"][-2:] == ["--target-model", str(deployment.model)]
+
+
+def test_a_head_has_no_layers_to_leave_out(deployment: Deployment) -> None:
+    head = FORMATS["eagle"].write(deployment.folder / "head")
+    flags = ["--draft", str(head), "--draft-layers", "1"]
+    result = CliRunner().invoke(app, ["up", "--target", str(deployment.model), *flags])
+    assert result.exit_code == 2
+    assert "--draft-layers is for models" in result.stderr
 
 
 def test_simulated_workers_get_the_profile_and_nothing_that_only_models_have(deployment: Deployment) -> None:
