@@ -3,10 +3,14 @@
     draft      ▐ extend, propose ▌                      ▐ extend, propose ▌
     loop       ▐ emit, plan      ▌▐ catch up, emit   ▌▐ accept ▌
     target                        ▐ verify, prefill  ▌
+    features                       ▐ read ▌ catch up
 
 The critical path of a round is draft, target, two hops and ``accept``; text is detokenised and sent,
 and the next batch planned, while a worker is busy. Sending text to hundreds of clients takes longer than
 a draft step, so it is done a few rows at a time: an answer that comes meanwhile waits for those few only.
+
+Features that are read from the target for rows that catch up become a draft step while the target is
+busy, in this round or a later one: never while replicas draft, which would wait for it.
 """
 
 from __future__ import annotations
@@ -15,9 +19,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from orchestrator.core.drafting import DraftPlan
+import numpy.typing as npt
+
+from orchestrator.core.drafting import DraftPlan, FeatureRead
 from orchestrator.core.proposals import Proposal
 from orchestrator.core.requests import Request
 from orchestrator.core.scheduler import Run, Scheduler, TargetBatch
@@ -32,12 +40,14 @@ from pilotfish.errors import (
     PilotfishError,
     UnavailableError,
 )
-from pilotfish.steps import DraftResult, DraftStep, TargetResult, TargetStep
+from pilotfish.steps import DraftResult, DraftStep, Grant, Ints, TargetResult, TargetStep
 
 log = logging.getLogger(__name__)
 
 TargetStream = WorkerStream[TargetStep, TargetResult]
 DraftStream = WorkerStream[DraftStep, DraftResult]
+ReadFeatures = Callable[[Grant, Ints], Awaitable[npt.NDArray[Any]]]
+"""As ``FeatureReader.read``."""
 DraftReplies = dict[str, asyncio.Future[Reply[DraftResult]]]
 
 EMIT_ROWS = 8
@@ -59,6 +69,17 @@ class RoundClock:
         self.draft_seconds = 0.0
         self._target_us = 0
         self._draft_us = 0
+        self._feature_read_us = 0
+        self._feature_bytes = 0
+
+    def sent(self, plans: Mapping[str, DraftPlan]) -> None:
+        """Counts the features of draft steps."""
+        self._feature_bytes += sum(_bytes(plan.step.features) for plan in plans.values())
+
+    def read(self, begin: float, end: float, features: npt.NDArray[Any]) -> None:
+        """Counts features that were read from the target; the longest read counts, as reads go on side by side."""
+        self._feature_read_us = max(self._feature_read_us, int((end - begin) * 1e6))
+        self._feature_bytes += features.nbytes
 
     def drafted(self, sent_at: float, replies: list[Reply[DraftResult]], given_up_at: float) -> None:
         """Counts a proposal step; the slowest replica is the one that was waited for.
@@ -76,6 +97,7 @@ class RoundClock:
         """Counts the target step."""
         self._waited += reply.arrived_at - sent_at
         self._target_us = reply.result.compute_us
+        self._feature_bytes += _bytes(reply.result.features)
 
     def split(self, end: float) -> RoundTimes:
         """The round's parts, ending now."""
@@ -85,7 +107,19 @@ class RoundClock:
             draft_us=self._draft_us,
             hops_us=max(0, waited_us - self._target_us - self._draft_us),
             orchestrator_us=max(0, int((end - self._begin) * 1e6) - waited_us),
+            feature_read_us=self._feature_read_us,
+            feature_bytes=self._feature_bytes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A read that has ended, when it began and when it ended; its features, or why there are none."""
+
+    read: FeatureRead
+    begin: float
+    end: float
+    features: npt.NDArray[Any] | PilotfishError
 
 
 class Loop:
@@ -93,15 +127,23 @@ class Loop:
 
     Args:
         scheduler: the pure core; nobody else touches it.
-        draft_timeout_s: how long a round waits for proposals.
+        read_features: from the target.
+        draft_timeout_s: how long a round waits for proposals, and rows that catch up for features.
         target_timeout_s: how long requests wait for a target that went away.
         trace: of what happens when.
     """
 
     def __init__(
-        self, scheduler: Scheduler, draft_timeout_s: float, target_timeout_s: float, trace: Trace = NO_TRACE
+        self,
+        scheduler: Scheduler,
+        read_features: ReadFeatures,
+        draft_timeout_s: float,
+        target_timeout_s: float,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self.scheduler = scheduler
+        self._read_features = read_features
+        self._reads: set[asyncio.Task[_Answered]] = set()
         self._trace = trace
         trace.watch(scheduler)
         self.target: TargetStream | None = None
@@ -144,6 +186,10 @@ class Loop:
         stream.on_answer = self._trace.worker("target", stream.address)
         for request in self.scheduler.target_opened(stream.grant):
             self._fail(request, FailedPreconditionError("the target came back with too few pages for this request"))
+        for address, error in self.scheduler.drafting.misfits().items():
+            misfit = self.drafts[address]
+            self.draft_lost(address, error)
+            misfit.close(error)  # its link tries again, and says why that is no use
         self._given_up = None
         if self._giving_up is not None:
             self._giving_up.cancel()
@@ -156,10 +202,14 @@ class Loop:
         self._giving_up = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up, reason)
 
     def draft_opened(self, stream: DraftStream) -> None:
-        """A draft replica answers."""
+        """A draft replica answers.
+
+        Raises:
+            PilotfishError: it wants features that the target does not have; see ``Drafting.opened``.
+        """
+        self.scheduler.drafting.opened(stream.address, stream.grant, stream.capabilities)
         self.drafts[stream.address] = stream
         stream.on_answer = self._trace.worker("draft", stream.address)
-        self.scheduler.drafting.opened(stream.address, stream.grant, stream.capabilities)
 
     def draft_lost(self, address: str, reason: PilotfishError) -> None:
         """A draft replica went away; its rows go on without proposals and move to another."""
@@ -175,6 +225,8 @@ class Loop:
             await self._run_rounds()
         finally:
             emitting.cancel()
+            for read in self._reads:
+                read.cancel()
 
     async def _run_rounds(self) -> None:
         while True:
@@ -197,6 +249,7 @@ class Loop:
             replica = self.scheduler.drafting.replicas[name]
             replica.begin_round(is_late=stream.is_late, is_behind=stream.is_busy)
         drafts = self.scheduler.plan_proposals()
+        clock.sent(drafts)
         sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
         if replies and (len(self._runs) <= EMIT_EARLY or self._times.draft_us > self._times.target_us):
             self._may_emit.set()
@@ -214,6 +267,11 @@ class Loop:
             await asyncio.wait({reply}, timeout=SETTLE_S)
         self.scheduler.choose_draft_lengths()
         await self._send(self.scheduler.plan_catch_up(batch))
+        self._reads |= {self._begin(read, target.grant) for read in self.scheduler.plan_reads(batch)}
+        while self._reads and not reply.done():
+            under_way: set[asyncio.Future[Any]] = {reply, *self._reads}
+            await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            await self._follow(clock)
         try:
             verified = await reply
             clock.verified(sent_at, verified)
@@ -233,6 +291,40 @@ class Loop:
         streams = [(name, self.drafts[name], plan.step) for name, plan in plans.items()]
         replies = await asyncio.gather(*(stream.submit(step, timeout_s) for _, stream, step in streams))
         return dict(zip(plans, replies, strict=True))
+
+    def _begin(self, read: FeatureRead, grant: Grant) -> asyncio.Task[_Answered]:
+        return asyncio.create_task(self._answer(read, grant, time.perf_counter()), name="read features")
+
+    async def _answer(self, read: FeatureRead, grant: Grant, begin: float) -> _Answered:
+        """Reads features until the deadline."""
+        features: npt.NDArray[Any] | PilotfishError
+        try:
+            async with asyncio.timeout(self._draft_timeout_s):
+                features = await self._read_features(grant, read.slots)
+        except TimeoutError:
+            features = DeadlineExceededError(f"features did not come within {self._draft_timeout_s:g} s")
+        except PilotfishError as error:
+            features = error
+        return _Answered(read, begin, time.perf_counter(), features)
+
+    async def _follow(self, clock: RoundClock) -> None:
+        """Sends the steps of reads that have ended; rows whose features did not come look for another place."""
+        drafting, ended = self.scheduler.drafting, {task for task in self._reads if task.done()}
+        self._reads -= ended
+        for answer in [task.result() for task in ended]:
+            try:
+                if isinstance(answer.features, PilotfishError):
+                    raise answer.features
+                plan = drafting.plan_read(answer.read, answer.features)
+            except PilotfishError as error:
+                log.warning("no features to catch up with: %s; their rows go on without proposals", error)
+                drafting.give_up(answer.read)
+                continue
+            clock.read(answer.begin, answer.end, answer.features)
+            self._trace.read(answer.begin, answer.end, len(answer.read.slots))
+            if plan is not None:
+                clock.sent({answer.read.replica.name: plan})
+                await self._send({answer.read.replica.name: plan})
 
     async def _collect(
         self,
@@ -319,6 +411,10 @@ class Loop:
             await _end(draft, error)
         if self.target is not None:
             await _end(self.target, error)
+
+
+def _bytes(features: npt.NDArray[Any] | None) -> int:
+    return 0 if features is None else features.nbytes
 
 
 async def _end(stream: TargetStream | DraftStream, error: PilotfishError) -> None:

@@ -21,7 +21,7 @@ from orchestrator.loop import DraftStream, Loop, TargetStream
 from orchestrator.service import GenerationService, ServerInfo
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trace import NO_TRACE, ChromeTrace
-from orchestrator.workers import DRAFT, TARGET, DraftKind, TargetKind, WorkerLink
+from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, TargetKind, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
 from pilotfish.settings import Settings, fail_with, load
@@ -91,7 +91,8 @@ class OrchestratorSettings(Settings):
     """How long to wait at start for the target to answer."""
 
     draft_timeout_s: float = Field(5.0, gt=0)
-    """How long a round waits for proposals before it goes on without them."""
+    """How long a round waits for proposals before it goes on without them, and a draft that catches up for features
+    of the target."""
 
     target_timeout_s: float = Field(60.0, gt=0)
     """How long requests wait for a target that went away before they fail."""
@@ -121,7 +122,10 @@ class Orchestrator:
             support_limit=settings.support_limit,
         )
         self._trace = ChromeTrace(settings.trace) if settings.trace is not None else NO_TRACE
-        self.loop = Loop(Scheduler(limits), settings.draft_timeout_s, settings.target_timeout_s, self._trace)
+        self._reader = FeatureReader(settings.target)
+        self.loop = Loop(
+            Scheduler(limits), self._reader.read, settings.draft_timeout_s, settings.target_timeout_s, self._trace
+        )
         self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
         self._task: asyncio.Task[None] | None = None
@@ -153,7 +157,7 @@ class Orchestrator:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.loop.fail_all(UnavailableError("the server is shutting down"))
-        await asyncio.gather(*(link.close() for link in self._links))
+        await asyncio.gather(self._reader.close(), *(link.close() for link in self._links))
         self._trace.close()
 
     async def _wait_for_draft(self, draft: WorkerLink[Any, Any]) -> None:

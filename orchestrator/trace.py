@@ -35,7 +35,16 @@ MAX_EVENTS = 1_000_000  # some 150 MB; viewers take no more
 
 _ORCHESTRATOR = 1  # process ids of the trace
 _ROUNDS, _WORK, _MODEL = 1, 2, 1  # thread ids, each within its process
-_WATCHED = ("plan_proposals", "plan_target", "seal", "choose_draft_lengths", "plan_catch_up", "accept", "timed")
+_WATCHED = (
+    "plan_proposals",
+    "plan_target",
+    "seal",
+    "choose_draft_lengths",
+    "plan_catch_up",
+    "plan_reads",
+    "accept",
+    "timed",
+)
 _NOTHING = nullcontext()
 
 
@@ -55,6 +64,9 @@ class Trace:
 
     def round(self, begin: float, end: float, rows: int, times: RoundTimes) -> None:
         """Traces a whole round; ``time.perf_counter`` seconds."""
+
+    def read(self, begin: float, end: float, slots: int) -> None:
+        """Traces a read of so many slots' features; ``time.perf_counter`` seconds."""
 
     def close(self) -> None:
         """Completes the trace."""
@@ -90,6 +102,7 @@ class ChromeTrace(Trace):
             raise InvalidArgumentError(f"trace is {str(path)!r}, which cannot be written ({error.strerror})") from error
         self._origin = time.perf_counter()
         self._left = max_events
+        self._reads = 0
         self._workers: dict[str, _Worker] = {}
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=_write, args=(file, self._events), name="trace", daemon=True)
@@ -113,6 +126,12 @@ class ChromeTrace(Trace):
 
     def round(self, begin: float, end: float, rows: int, times: RoundTimes) -> None:
         self._span(_ORCHESTRATOR, _ROUNDS, "round", begin, end, {"rows": rows, **asdict(times)})
+
+    def read(self, begin: float, end: float, slots: int) -> None:
+        self._reads += 1
+        common = {"name": "read features", "cat": "read", "id": self._reads, "pid": _ORCHESTRATOR, "tid": _WORK}
+        self._add({**common, "ph": "b", "ts": self._us(begin), "args": {"slots": slots}})
+        self._add({**common, "ph": "e", "ts": self._us(end)})
 
     def work(self, name: str, begin: float, end: float) -> None:
         """A span of the orchestrator's own."""
@@ -204,6 +223,8 @@ def _described(step: TargetStep | DraftStep) -> tuple[str, dict[str, int]]:
     """A step's name and the numbers that its duration depends on."""
     numbers = {"rows": len(step.rows.lengths), "tokens": len(step.rows.token_ids)}
     if isinstance(step, DraftStep):
+        if step.features is not None:
+            numbers["feature bytes"] = step.features.nbytes
         longest = max(step.draft_lengths.tolist(), default=0)
         return ("propose" if longest else "catch up"), {**numbers, "longest draft": longest}
     wanted = len(step.output_nodes)

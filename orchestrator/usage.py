@@ -13,12 +13,14 @@ from orchestrator.core.scheduler import Run
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """One round, split; microseconds. Meanings as in generation.proto."""
+    """One round, split; microseconds, and what features cost. Meanings as in generation.proto."""
 
     target_us: int = 0
     draft_us: int = 0
     hops_us: int = 0
     orchestrator_us: int = 0
+    feature_read_us: int = 0
+    feature_bytes: int = 0
 
     @classmethod
     def combine(cls, function: Callable[[Iterable[int]], float], rounds: Sequence[RoundTimes]) -> RoundTimes:

@@ -1,7 +1,9 @@
 """Streams to the target and the draft replicas.
 
 A ``WorkerStream`` is one open Execute call: steps out, results in, in order. A ``WorkerLink`` keeps
-one worker: it opens a stream, reports it, waits for its end, reports that, and tries again.
+one worker: it opens a stream, reports it, waits for its end, reports that, and tries again. A
+``FeatureReader`` reads features of the target beside the stream, on a connection of its own: bulk
+that would hold up the steps.
 
 Every new stream is a new incarnation with empty pages, so nothing that an old stream still owes can
 be taken for an answer of the new one.
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 from pilotfish.errors import (
     DeadlineExceededError,
@@ -31,7 +35,7 @@ from pilotfish.errors import (
 from pilotfish.rpc import codec
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.status import from_grpc
-from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, TargetResult, TargetStep
+from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, Ints, TargetResult, TargetStep, require
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 
 log = logging.getLogger(__name__)
@@ -222,6 +226,44 @@ class WorkerStream(Generic[Step, Result]):
             sent.reply.set_result(Reply(result, now))
         if self.on_answer is not None:
             self.on_answer(sent.step, result, sent.at, now)
+
+
+class FeatureReader:
+    """Reads features from one target; ``close`` it.
+
+    Args:
+        address: ``host:port``.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        # Without an option of its own, a channel to the same address would share the connection of the steps.
+        self._channel = connect(address, shared=False)
+
+    async def read(self, grant: Grant, slots: Ints) -> npt.NDArray[Any]:
+        """Features of slots that the target has computed, ``[slots, feature_width]``.
+
+        Args:
+            grant: of the target's stream.
+            slots: as page_id * page_size + offset, i32[n]; committed tokens of rows that hold their pages.
+
+        Raises:
+            PilotfishError: as the target answered, ``UnavailableError`` if it did not.
+        """
+        request = target_pb2.ReadFeaturesRequest(incarnation=grant.incarnation, slots=codec.pack(slots, "<i4"))
+        chunks = []
+        try:
+            async for response in target_pb2_grpc.TargetServiceStub(self._channel).ReadFeatures(request):
+                chunks.append(codec.tensor_from_pb(response.features, "features"))
+        except grpc.RpcError as error:
+            raise from_grpc(error, self._address) from None
+        for chunk in chunks:
+            require(chunk.ndim == 2, "features", chunk.shape, "a chunk has two axes")
+        return np.concatenate(chunks) if chunks else np.zeros((0, grant.feature_width), np.float32)
+
+    async def close(self) -> None:
+        """Closes the connection; a read under way fails."""
+        await self._channel.close(None)
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

@@ -333,7 +333,7 @@ def draft_slots(draft_length: int, node_limit: int, tree_width: int) -> int:
     """
     if node_limit > draft_length:
         return max(node_limit, draft_length * tree_width)
-    return max(draft_length - 1, 0)
+    return draft_length - 1 if draft_length else 0
 
 
 @dataclass(frozen=True, slots=True)

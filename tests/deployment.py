@@ -66,6 +66,7 @@ class Deployment:
         drafts: one per replica, a loaded model or a drafter.
         pages: of every worker.
         page_size: slots per page.
+        features: states that the target stores.
         kinds: of workers to speak to instead of those over gRPC, as ``Orchestrator`` takes them.
         **settings: of the orchestrator.
     """
@@ -78,12 +79,15 @@ class Deployment:
         *,
         pages: int = 256,
         page_size: int = 16,
+        features: tuple[str, ...] = (),
         kinds: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self._folder, self._settings, self._kinds = folder, settings, kinds or {}
         self._make_engine: Callable[[], Engine] = (
-            (lambda: TargetEngine(model, pages=pages, page_size=page_size)) if isinstance(model, LoadedModel) else model
+            (lambda: TargetEngine(model, pages=pages, page_size=page_size, features=features))
+            if isinstance(model, LoadedModel)
+            else model
         )
         self._drafters = [
             draft if isinstance(draft, Drafter) else ModelDrafter(draft, pages=pages, page_size=page_size)

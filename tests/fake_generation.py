@@ -62,7 +62,10 @@ def finished(reason: pb.FinishReason = pb.FINISH_REASON_LENGTH) -> pb.GenerateRe
         prompt_tokens=3, completion_tokens=4, cached_tokens=1, rounds=2, drafted=4, accepted=2,
         accepted_per_position=[2, 0], drafted_per_position=[2, 2], queue_us=5, first_token_us=6, total_us=2_000_000,
         round_total=pb.RoundTimes(target_us=8, draft_us=6, hops_us=4, orchestrator_us=2),
-        round_median=pb.RoundTimes(target_us=4000, draft_us=3000, hops_us=2000, orchestrator_us=1000), preemptions=1,
+        round_median=pb.RoundTimes(
+            target_us=4000, draft_us=3000, hops_us=2000, orchestrator_us=1000, feature_read_us=500, feature_bytes=9000
+        ),
+        preemptions=1,
     )  # fmt: skip
     return pb.GenerateResponse(finished=pb.Finished(reason=reason, usage=usage))
 

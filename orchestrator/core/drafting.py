@@ -5,6 +5,11 @@ the replica last saw each row and asks for a proposal. A *catch-up* step runs wh
 verifies: it prefills rows that are far behind, new ones and those that lost their replica.
 
 A replica runs steps in the order sent, so what a step will cache counts as cached once it is sent.
+
+A replica that drafts on features follows the target: it can only be fed slots that the target has
+computed. A row proposes if the features of all its new slots have come with the target's answers; else
+it catches up by a *read*, which names the slots of the target whose features it lacks. A read becomes a
+step when it is answered; until then its rows do not draft, and all others go on.
 """
 
 from __future__ import annotations
@@ -14,12 +19,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
+from orchestrator.core.features import Array, Features, columns, joined
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
 from orchestrator.core.proposals import Proposal, proposals_from
 from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
-from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, ProposalKind, draft_slots, empty_ints
+from pilotfish.errors import PilotfishError
+from pilotfish.steps import (
+    Capabilities,
+    DraftResult,
+    DraftStep,
+    Grant,
+    Ints,
+    ProposalKind,
+    draft_slots,
+    empty_ints,
+    require,
+)
 
 FIRST_ALLOWANCE, LEAST_ALLOWANCE = 64, 16
 """Tokens that a replica catches up beside a target step without prompts; see ``Replica.begin_round``."""
@@ -33,6 +51,8 @@ class Replica:
     grant: Grant
     capabilities: Capabilities
     pool: PagePool
+    columns: npt.NDArray[np.int64] | None = None
+    """Where its features stand among the target's; None: it wants none, or all of them as they are."""
     is_late: bool = False
     """It missed a deadline and still owes the answer: it gets no steps until it has given it."""
     is_behind: bool = False
@@ -43,6 +63,10 @@ class Replica:
     caught_up: bool = False
     """It was sent a catch-up step in the last round."""
     allowance: int = FIRST_ALLOWANCE
+
+    @property
+    def wants_features(self) -> bool:
+        return bool(self.grant.features)
 
     def begin_round(self, *, is_late: bool, is_behind: bool) -> None:
         """Says where it stands now.
@@ -77,6 +101,20 @@ class DraftPlan:
         return {request.id: proposal for (request, place), proposal in rows if request.draft is place}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureRead:
+    """Features that a catch-up step of one replica waits for.
+
+    Attributes:
+        replica: that will get the step.
+        slots: of the target, as page_id * page_size + offset, i32[n].
+    """
+
+    replica: Replica
+    slots: Ints
+    parts: tuple[_Part, ...]
+
+
 class Drafting:
     """Assigns rows to replicas and plans their steps.
 
@@ -91,12 +129,51 @@ class Drafting:
         self._max_catch_up = max_catch_up
         self._tree_nodes = tree_nodes
         self.replicas: dict[str, Replica] = {}
+        self._target: Grant | None = None  # the last that was opened
+        self._reading: set[DraftPlace] = set()  # places that a read is under way for
 
     def opened(self, name: str, grant: Grant, capabilities: Capabilities) -> None:
-        """A replica answers; its pages are empty."""
+        """A replica answers; its pages are empty.
+
+        Raises:
+            UnavailableError: it wants features, and no target has told yet what it stores.
+            FailedPreconditionError: it wants features that the target does not store.
+        """
         assert name not in self.replicas
-        pool = PagePool(grant.first_page, grant.page_count, grant.page_size)
-        self.replicas[name] = Replica(name, grant, capabilities, pool)
+        own = columns(self._target, grant) if grant.features else None
+        pool = PagePool(grant.first_page, grant.page_count, grant.page_size, lookahead=1 if grant.features else 0)
+        self.replicas[name] = Replica(name, grant, capabilities, pool, own)
+
+    def target_opened(self, grant: Grant) -> None:
+        """The target answers, maybe with other features than before; see ``misfits``."""
+        self._target = grant
+
+    def misfits(self) -> dict[str, PilotfishError]:
+        """Replicas that do not suit the target any more, by name, and why; their streams are to be closed."""
+        found: dict[str, PilotfishError] = {}
+        for name, replica in self.replicas.items():
+            try:
+                replica.columns = columns(self._target, replica.grant) if replica.wants_features else None
+            except PilotfishError as error:
+                found[name] = error
+        return found
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether any replica drafts on features."""
+        return any(replica.wants_features for replica in self.replicas.values())
+
+    def wants_features(self, request: Request) -> bool:
+        """Whether the features of a row's new slots will be of use.
+
+        Those of a row that rests are still asked for as long as it keeps its place: without a gap it drafts
+        again at once.
+        """
+        if request.draft is not None:
+            return self.replicas[request.draft.replica].wants_features
+        kind = request.params.proposal_kind
+        heads = [replica for replica in self.replicas.values() if replica.wants_features]
+        return request.draft_limit > 0 and any(kind in replica.capabilities.kinds for replica in heads)
 
     def lost(self, name: str, rows: Iterable[Request]) -> None:
         """A replica's stream ended, and with it all that it cached; its rows move at their next step."""
@@ -121,8 +198,7 @@ class Drafting:
             place = self._place(request) if limit else None
             if place is None or request.draft_lag > PROPOSE_BEHIND:
                 continue
-            nodes_left = min(node_budget, target.max_len - request.length)
-            part = self._proposing(request, place, limit, nodes_left)
+            part = self._proposing(request, place, limit, min(node_budget, target.max_len - request.length))
             if part is not None and part.token_count <= budgets[place.replica] and self._knows(part):
                 budgets[place.replica] -= part.token_count
                 node_budget -= part.nodes
@@ -142,16 +218,75 @@ class Drafting:
             if request.draft_length == 0 and request.draft_lag > PROPOSE_BEHIND:
                 request.drop_draft()  # others can use its pages, and what is still cached is found again
             place = self._place(request) if request.draft_limit > 0 else None
-            if place is None or request.draft_lag <= PROPOSE_BEHIND:
+            if place is None or request.draft_lag <= PROPOSE_BEHIND or place.lookahead:
                 continue
-            known = min(request.length - 1, self.replicas[place.replica].grant.max_len)
-            count = min(known - place.cache.length, budgets[place.replica])
-            part = _part(request, place, place.cache.length + count)
-            if count > 0 and self._knows(part) and _reserve(place.cache, part.end):
-                budgets[place.replica] -= count
+            part = self._catching_up(request, place, request.length - 1, budgets[place.replica])
+            if part is not None:
+                budgets[place.replica] -= part.token_count
                 chunks.setdefault(place.replica, []).append(part)
                 self.replicas[place.replica].caught_up = True
         return {name: self._plan(self.replicas[name], parts) for name, parts in chunks.items()}
+
+    def plan_reads(self, rows: Iterable[Request], beside: int = 0) -> list[FeatureRead]:
+        """Catch-up steps of the replicas that draft on features, as what they wait for.
+
+        Args:
+            rows, beside: as for ``plan_catch_up``, which comes first.
+        """
+        heads = {name: replica for name, replica in self.replicas.items() if replica.wants_features}
+        if not heads:
+            return []
+        chunks: dict[str, list[_Part]] = {}
+        budgets = {name: self._catch_up_budget(replica, beside) for name, replica in heads.items()}
+        for request in rows:
+            place, cached = request.draft, request.target
+            if place is None or cached is None or place.replica not in heads or place in self._reading:
+                continue
+            if request.draft_limit == 0 or not self._must_catch_up(request, place, cached.length):
+                continue
+            part = self._catching_up(request, place, cached.length, budgets[place.replica])
+            if part is not None:
+                budgets[place.replica] -= part.token_count
+                chunks.setdefault(place.replica, []).append(part)
+        self._reading.update(part.place for parts in chunks.values() for part in parts)
+        return [FeatureRead(heads[name], _missing_slots(parts), tuple(parts)) for name, parts in chunks.items()]
+
+    def plan_read(self, read: FeatureRead, answer: Array) -> DraftPlan | None:
+        """The step of a read that was answered; None if no row waits for it any more.
+
+        Args:
+            read: of ``plan_reads``, once.
+            answer: features of its slots, ``[slots, feature_width]``; not trusted.
+
+        Raises:
+            InvalidArgumentError: if they are not as many, or of another width; give the read up.
+        """
+        assert self._target is not None
+        wanted = (len(read.slots), self._target.feature_width)
+        require(answer.shape == wanted, "features", answer.shape, f"shape must be {wanted}")
+        fed, begin = [], 0
+        for part in read.parts:
+            end = begin + part.missing
+            fed.append(part.with_features(answer[begin:end]))
+            begin = end
+        self._reading.difference_update(part.place for part in read.parts)
+        parts = [part for part in fed if part.request.draft is part.place]
+        if not parts or read.replica.is_late:
+            return None
+        read.replica.caught_up = True
+        return self._plan(read.replica, parts)
+
+    def give_up(self, read: FeatureRead) -> None:
+        """A read failed or came too late: its rows look for another place."""
+        self._reading.difference_update(part.place for part in read.parts)
+        for part in read.parts:
+            if part.request.draft is part.place:
+                part.request.drop_draft()
+
+    def keep(self, request: Request, new: Features) -> Features:
+        """What a row keeps of features now that new ones have come: those that its replica still lacks."""
+        place = request.draft
+        return joined(request.features, new, place.cache.length if place is not None else 0, PROPOSE_BEHIND)
 
     def accepted(self, request: Request, proposal: Proposal, path: tuple[int, ...]) -> None:
         """Keeps what the replica cached of an accepted path: its nodes that have children.
@@ -159,8 +294,8 @@ class Drafting:
         Called before the path is committed to the request.
         """
         place = request.draft
-        if place is None or place.cache.length < request.length:
-            return  # the replica that proposed is gone
+        if place is None or place.lookahead or place.cache.length < request.length:
+            return  # the replica that proposed is gone, or wants true features in place of those it made up
         if proposal.is_chain:
             if path:
                 place.cache.length += min(len(path), len(proposal.token_ids) - 1)
@@ -186,10 +321,24 @@ class Drafting:
             return None
         request.drop_draft()  # of a replica that hangs; its steps still run in order, so its pages are safe
         replica = max(choices, key=lambda choice: choice.pool.available / choice.pool.page_count)
-        request.draft = DraftPlace(replica.name, RowCache(replica.pool))
+        request.draft = DraftPlace(replica.name, RowCache(replica.pool), replica.pool.lookahead)
         request.draft.cache.attach(request.tokens[:-1])
         _reserve(request.draft.cache, request.length)  # so that the next row finds the replica so much fuller
         return request.draft
+
+    def _must_catch_up(self, request: Request, place: DraftPlace, computed: int) -> bool:
+        """Whether the features that come next will not be enough to propose with."""
+        if computed <= place.cache.length:
+            return False
+        return request.draft_lag > PROPOSE_BEHIND or _part(request, place, computed).missing > 0
+
+    def _catching_up(self, request: Request, place: DraftPlace, known: int, budget: int) -> _Part | None:
+        """The next part of a row's first ``known`` slots, within the budget; None if there is none or no room."""
+        count = min(min(known, self.replicas[place.replica].grant.max_len) - place.cache.length, budget)
+        if count <= 0:
+            return None
+        part = _part(request, place, place.cache.length + count)
+        return part if self._knows(part) and _reserve(place.cache, part.end) else None
 
     def _catch_up_budget(self, replica: Replica, beside: int) -> int:
         if replica.is_behind:
@@ -201,20 +350,19 @@ class Drafting:
         return part.request.highest_token < self.replicas[part.place.replica].grant.vocab_size
 
     def _proposing(self, request: Request, place: DraftPlace, length: int, nodes_left: int) -> _Part | None:
-        """A part that asks for a tree, or for a chain where no tree is wanted or has room; None if neither fits."""
-        for nodes in sorted({self._tree_nodes, length}, reverse=True):
-            part = _part(request, place, request.length, length, nodes)
-            if length <= nodes <= nodes_left and self._reserve_nodes(part):
-                return part
-        return None
+        """A part that asks for a tree, or for a chain where no tree is wanted or has room.
 
-    def _reserve_nodes(self, part: _Part) -> bool:
-        replica = self.replicas[part.place.replica]
-        width = replica.capabilities.tree_width
-        if part.nodes > part.draft_length and not width:
-            return False
-        slots = part.end + draft_slots(part.draft_length, part.nodes, width)
-        return slots <= replica.grant.max_len and _reserve(part.place.cache, slots)
+        None if neither has room, or features are missing.
+        """
+        replica = self.replicas[place.replica]
+        part = _part(request, place, request.length - place.lookahead, length, length)
+        if place.lookahead and part.missing:
+            return None
+        if self._tree_nodes > length and replica.capabilities.tree_width:
+            tree = part._replace(nodes=self._tree_nodes)
+            if tree.nodes <= nodes_left and _reserve_nodes(replica, tree):
+                return tree
+        return part if length <= nodes_left and _reserve_nodes(replica, part) else None
 
     def _plan(self, replica: Replica, parts: list[_Part]) -> DraftPlan:
         copies, replica.copies = replica.copies, []
@@ -229,6 +377,7 @@ class Drafting:
             node_limits=np.array([part.nodes for part in parts], np.int32) if self._tree_nodes else empty_ints(),
             proposal_kinds=params["proposal_kind"],
             support_limit=self._support_limit,
+            features=_features(replica, parts) if replica.wants_features else None,
         )
         for part in parts:
             part.place.cache.commit(part.request.tokens, part.end)
@@ -236,7 +385,12 @@ class Drafting:
 
 
 class _Part(NamedTuple):
-    """A row of a draft step: feeds the request's tokens from ``start`` to ``end``, then proposes."""
+    """A row of a draft step: fills the replica's slots from ``start`` to ``end``, then proposes.
+
+    Attributes:
+        features: of the last of these slots, as far as they are at hand, ``[n, width]`` of the target; None if
+            the replica wants none.
+    """
 
     request: Request
     place: DraftPlace
@@ -244,18 +398,58 @@ class _Part(NamedTuple):
     end: int
     draft_length: int
     nodes: int
+    features: Array | None
 
     @property
     def token_count(self) -> int:
         return self.end - self.start
 
+    @property
+    def missing(self) -> int:
+        """First slots whose features are not at hand."""
+        return 0 if self.features is None else self.token_count - len(self.features)
+
+    def with_features(self, first: Array) -> _Part:
+        """With those that were missing."""
+        if self.features is None or not len(first):
+            return self
+        return self._replace(features=np.concatenate((first, self.features)) if len(self.features) else first)
+
     def row(self) -> RowPart:
-        return RowPart(self.request.tokens[self.start : self.end], self.start, self.place.cache.table)
+        ahead = self.place.lookahead
+        token_ids = self.request.tokens[self.start + ahead : self.end + ahead]
+        return RowPart(token_ids, self.start, self.place.cache.table)
+
+
+_NO_FEATURES = np.zeros(0)
 
 
 def _part(request: Request, place: DraftPlace, end: int, draft_length: int = 0, nodes: int = 0) -> _Part:
     """Begins where the replica stands, but at least one token is sent, again if need be."""
-    return _Part(request, place, min(place.cache.length, end - 1), end, draft_length, nodes)
+    start = min(place.cache.length, end - 1)
+    features: Array | None = None
+    if place.lookahead:
+        kept = request.features
+        features = kept.between(start, end) if kept is not None and kept.first < end <= kept.end else _NO_FEATURES
+    return _Part(request, place, start, end, draft_length, nodes, features)
+
+
+def _missing_slots(parts: Sequence[_Part]) -> Ints:
+    """Slots of the target whose features the parts lack."""
+    caches = [(part, part.request.target) for part in parts]
+    slots = [cache.slots(part.start, part.start + part.missing) for part, cache in caches if cache is not None]
+    return np.concatenate(slots)
+
+
+def _features(replica: Replica, parts: Sequence[_Part]) -> Array:
+    """Features beside the tokens of a step, ``[tokens, feature_width]`` of the replica."""
+    features = np.concatenate([part.features for part in parts if part.features is not None])
+    return features if replica.columns is None else features[:, replica.columns]
+
+
+def _reserve_nodes(replica: Replica, part: _Part) -> bool:
+    slots = part.end + draft_slots(part.draft_length, part.nodes, replica.capabilities.tree_width)
+    return slots <= replica.grant.max_len and _reserve(part.place.cache, slots)
 
 
 def _reserve(cache: RowCache, slots: int) -> bool:

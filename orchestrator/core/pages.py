@@ -8,6 +8,9 @@ are shared, and a row writes from its first uncommitted slot on.
 A full page is found by the hash of its tokens chained to the hash of the page before it, so equal
 digests mean equal prefixes from the first token on. Cached pages are evicted least recently used
 first, the end of a prefix before its beginning.
+
+What a head on the target's features keeps in a slot depends on the token that FOLLOWS too, so in its
+pool a page's hash reaches one token further (``lookahead``).
 """
 
 from __future__ import annotations
@@ -34,10 +37,12 @@ class PagePool:
         first_page: first id of the worker's grant.
         page_count: pages in the grant.
         page_size: slots per page.
+        lookahead: tokens after those of its slots that the contents of a page depend on.
     """
 
-    def __init__(self, first_page: int, page_count: int, page_size: int) -> None:
+    def __init__(self, first_page: int, page_count: int, page_size: int, lookahead: int = 0) -> None:
         self.page_size = page_size
+        self.lookahead = lookahead
         self.page_count = page_count
         self._ids = range(first_page, first_page + page_count)
         self._free = list(reversed(self._ids))  # a stack: low ids first, which keeps rows contiguous
@@ -91,9 +96,9 @@ class PagePool:
         Returns:
             The pages, to be released like allocated ones, and the digest of the last (or ROOT).
         """
-        pages, digest = [], ROOT
-        for begin in range(0, len(token_ids) - self.page_size + 1, self.page_size):
-            following = self.digest(digest, token_ids[begin : begin + self.page_size])
+        pages, digest, span = [], ROOT, self.page_size + self.lookahead
+        for begin in range(0, len(token_ids) - span + 1, self.page_size):
+            following = self.digest(digest, token_ids[begin : begin + span])
             page = self._page_of.get(following)
             if page is None:
                 break
@@ -109,7 +114,7 @@ class PagePool:
         Args:
             page: referenced by the caller.
             parent: digest of the page before it, ROOT for the first.
-            token_ids: of the page, i32[page_size].
+            token_ids: that the page depends on, i32[page_size + lookahead].
         """
         digest = self.digest(parent, token_ids)
         if digest not in self._page_of:  # else another row computed the same; its copy serves
@@ -183,22 +188,28 @@ class RowCache:
         """Declares the first ``length`` slots computed; offers pages that became full to other rows.
 
         Args:
-            token_ids: of the row, at least ``length``.
+            token_ids: of the row, at least ``length`` and the pool's lookahead.
             length: never less than before, and covered by the page table.
         """
         assert self.length <= length <= len(self.pages) * self.pool.page_size
         self.length = length
-        size = self.pool.page_size
+        size, span = self.pool.page_size, self.pool.page_size + self.pool.lookahead
         while (self._published + 1) * size <= length:
             begin = self._published * size
             page = self.pages[self._published]
-            self._digest = self.pool.publish(page, self._digest, token_ids[begin : begin + size])
+            self._digest = self.pool.publish(page, self._digest, token_ids[begin : begin + span])
             self._published += 1
 
     def slot(self, index: int) -> int:
         """Id of the row's slot ``index``: page_id * page_size + offset."""
         page, offset = divmod(index, self.pool.page_size)
         return self.pages[page] * self.pool.page_size + offset
+
+    def slots(self, start: int, end: int) -> Ints:
+        """Ids of the row's slots in ``[start, end)``, i32[end - start]."""
+        pages, offsets = np.divmod(np.arange(start, end, dtype=np.int32), np.int32(self.pool.page_size))
+        ids: Ints = self.table[pages] * np.int32(self.pool.page_size) + offsets
+        return ids
 
     def release(self) -> None:
         """Gives all pages back; the row is empty afterwards."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.acceptance import Rule
+from orchestrator.core.features import Features
 from orchestrator.core.pages import RowCache
 from pilotfish.steps import DrawRule, Ints, ProposalKind
 
@@ -25,7 +26,10 @@ MAX_ADAPTIVE_LENGTH = 16
 """Most draft tokens of a row whose draft length is chosen by the server."""
 
 PROPOSE_BEHIND = 32
-"""Most committed tokens that a proposal step brings; a row further behind catches up first."""
+"""Most committed tokens that a proposal step brings; a row further behind catches up first.
+
+As many features come with the target's answers at once, and are kept; more are read when they are needed.
+"""
 
 
 class State(Enum):
@@ -98,10 +102,18 @@ class Params:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPlace:
-    """Where a row drafts: a replica, by name, and the row's pages there."""
+    """Where a row drafts.
+
+    Attributes:
+        replica: its name.
+        cache: the row's pages there.
+        lookahead: slots less than tokens: 1 if the replica drafts on features, as slot i then holds the
+            feature of token i and the token after it.
+    """
 
     replica: str
     cache: RowCache
+    lookahead: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +126,7 @@ class Request:
         round_index: counts the target's answers to this row; part of the noise of its draws.
         target: place in the target's cache.
         draft: place in a draft replica's cache, if it has one.
+        features: those of its newest slots in the target's cache, if they came with the target's answers.
         cached_tokens: prompt tokens found in the target's prefix cache when first scheduled.
         highest_token: largest id among its tokens.
         draft_length: most draft tokens in its next round; the params' own, or as last chosen.
@@ -128,6 +141,7 @@ class Request:
     length: int = 0
     target: RowCache | None = None
     draft: DraftPlace | None = None
+    features: Features | None = None
     arrival: int = 0
     cached_tokens: int | None = None
     preemptions: int = 0
@@ -165,7 +179,8 @@ class Request:
     @property
     def draft_lag(self) -> int:
         """Tokens that the row has and its draft replica has not cached."""
-        return self.length - (self.draft.cache.length if self.draft is not None else 0)
+        place = self.draft
+        return self.length if place is None else self.length - place.lookahead - place.cache.length
 
     def move(self, state: State) -> None:
         """Changes the state; an illegal move is a bug and raises ``RuntimeError``."""
@@ -183,7 +198,7 @@ class Request:
         """Gives up the place in the target's cache."""
         if self.target is not None:
             self.target.release()
-        self.target = None
+        self.target = self.features = None
 
     def drop_draft(self) -> None:
         """Gives up the place in the draft replica's cache."""

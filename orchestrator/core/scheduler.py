@@ -7,6 +7,7 @@ Pure: events in (submit, finish, opened, lost), plans out. One round is
     batch    = scheduler.seal(plan, proposals)      sent to the target
     scheduler.choose_draft_lengths()                while it verifies
     catch_up = scheduler.plan_catch_up(batch)       sent to the replicas while it verifies
+    reads    = scheduler.plan_reads(batch)          asked of the target meanwhile; answered, they become steps
     runs     = scheduler.accept(batch, result)
     scheduler.timed(...)                            what the round took, for draft lengths to come
 
@@ -29,17 +30,30 @@ from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, 
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.chains import match_chains, ratio_chains
 from orchestrator.core.draft_length import DraftLengths, Round
-from orchestrator.core.drafting import Drafting, DraftPlan
+from orchestrator.core.drafting import Drafting, DraftPlan, FeatureRead
+from orchestrator.core.features import Features, count_of, split
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
-from orchestrator.core.requests import Request, State
+from orchestrator.core.requests import PROPOSE_BEHIND, Request, State
 from pilotfish.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     OverloadedError,
 )
-from pilotfish.steps import Grant, Ints, Supports, TargetResult, TargetStep, require, require_range
+from pilotfish.steps import (
+    Bytes,
+    DrawRule,
+    FeatureRule,
+    Grant,
+    Ints,
+    Supports,
+    TargetResult,
+    TargetStep,
+    empty_bytes,
+    require,
+    require_range,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +203,7 @@ class Scheduler:
         assert self.target is None
         pool = PagePool(grant.first_page, grant.page_count, grant.page_size)
         self.target = Target(grant, pool)
+        self.drafting.target_opened(grant)
         return [request for request in self.waiting if not self._fits(request, self.target)]
 
     def target_lost(self) -> None:
@@ -223,8 +238,11 @@ class Scheduler:
 
     def plan_catch_up(self, batch: TargetBatch) -> dict[str, DraftPlan]:
         """What each replica is to prefill while the target is busy with ``batch``."""
-        beside = sum(row.end - row.start for row in batch.rows if not row.is_round)
-        return self.drafting.plan_catch_up(self.rows, beside)
+        return self.drafting.plan_catch_up(self.rows, _prefilled(batch))
+
+    def plan_reads(self, batch: TargetBatch) -> list[FeatureRead]:
+        """What each replica that drafts on features needs to catch up; comes after ``plan_catch_up``."""
+        return self.drafting.plan_reads(self.rows, _prefilled(batch)) if self.drafting.has_heads else []
 
     def choose_draft_lengths(self) -> None:
         """Learns from the round before, and sets the draft length of each row that leaves it to the server."""
@@ -290,6 +308,7 @@ class Scheduler:
             output_nodes=_output_nodes(rows, tokens.lengths),
             draw_rules=params["draw_rule"],
             supports=_supports(rows),
+            feature_rules=self._feature_rules(rows) if self.drafting.has_heads else empty_bytes(),
         )
         return TargetBatch(step, rows)
 
@@ -306,14 +325,19 @@ class Scheduler:
         require(result.step_id == step_id, "step_id", result.step_id, f"must be {step_id}")
         answered = [row for row in batch.rows if row.wants_output]
         verdicts = _judge(answered, result, self.target.grant.vocab_size)
+        features = self._split_features(batch, verdicts, result)
         for row in batch.rows:
             if not row.wants_output and row.request.target is row.cache:
                 row.cache.commit(row.request.tokens, row.end)
-        return [
+        runs = [
             self._accept_row(row, verdict)
             for row, verdict in zip(answered, verdicts, strict=True)
             if row.request.target is row.cache
         ]
+        for row, new in features:
+            if row.request.target is row.cache:
+                row.request.features = self.drafting.keep(row.request, new)
+        return runs
 
     # Planning
 
@@ -401,6 +425,16 @@ class Scheduler:
         for token_id in request.params.end_token_ids:
             require(0 <= token_id < grant.vocab_size, "stop_token_ids", token_id, known)
 
+    def _feature_rules(self, rows: Sequence[RowPlan]) -> Bytes:
+        """The features of what a round may commit, and those of a short prompt; longer ones are read."""
+        rules = []
+        for row in rows:
+            wanted = self.drafting.wants_features(row.request) and row.end - row.start <= PROPOSE_BEHIND
+            by_draws = row.is_round and row.request.params.draw_rule is DrawRule.MATCH
+            rule = FeatureRule.MATCHED if by_draws else FeatureRule.ALL
+            rules.append(rule if wanted else FeatureRule.NONE)
+        return np.array(rules, np.uint8)
+
     # Accepting
 
     def _accept_row(self, row: RowPlan, verdict: Verdict) -> Run:
@@ -427,6 +461,29 @@ class Scheduler:
             self.finish(request)
         kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[:kept]
         return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason)
+
+    def _split_features(
+        self, batch: TargetBatch, verdicts: Sequence[Verdict], result: TargetResult
+    ) -> list[tuple[RowPlan, Features]]:
+        """The features of the slots that each row has computed and keeps, checked."""
+        assert self.target is not None
+        step, paths = batch.step, iter([verdict.path for verdict in verdicts])
+        if not len(step.feature_rules):
+            require(result.features is None, "features", "given", "none were asked for")
+            return []
+        kept = [next(paths) if row.wants_output else () for row in batch.rows]
+        rows = list(zip(step.feature_rules.tolist(), step.rows.lengths.tolist(), kept, strict=True))
+        counts = [count_of(rule, tokens, len(path)) for rule, tokens, path in rows]
+        found = []
+        for row, values, (rule, _, path) in zip(
+            batch.rows, split(result.features, counts, self.target.grant.feature_width), rows, strict=True
+        ):
+            if values is None:
+                continue
+            if row.is_round and rule == FeatureRule.ALL:
+                values = values[[0, *(node + 1 for node in path)]]
+            found.append((row, Features(row.end - 1 if row.is_round else row.start, values)))
+        return found
 
 
 def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> list[Verdict]:
@@ -484,6 +541,11 @@ def _round(timed: _Timed) -> Round:
         kept=kept,
         spoken_on=kept + np.array([run.kinds[-1] is TokenKind.RECOVERED for run in judged], np.int64),
     )
+
+
+def _prefilled(batch: TargetBatch) -> int:
+    """Prompt tokens of a batch."""
+    return sum(row.end - row.start for row in batch.rows if not row.is_round)
 
 
 def _nodes_asked(drafts: Mapping[str, DraftPlan]) -> dict[str, int]:

@@ -26,7 +26,7 @@ import numpy as np
 from pilotfish.bench.records import Pass, Record, Setting
 
 if TYPE_CHECKING:
-    from pilotfish.client.results import Completion
+    from pilotfish.client.results import Completion, RoundTimes
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class Result:
     predicted_tokens_per_round: float | None
     """By α and each round's number of draft tokens."""
     median_round: Split | None
+    feature_kb: float | None
+    """Median of the target's features that a round moved, in thousands of bytes; None if none ever did."""
     """Medians of each part."""
     target_idle: float | None
     """Share of the rounds' time in which the target waits."""
@@ -184,6 +186,7 @@ def _result(setting: Setting, passes: Sequence[Pass], off: Sequence[Pass]) -> Re
         tokens_per_round=1 + accepted / rounds if rounds else None,
         predicted_tokens_per_round=_predicted(completions, rounds, rate),
         median_round=_median_round(completions),
+        feature_kb=_feature_kb(completions),
         target_idle=1 - totals["target"] / time if time else None,
         draft_idle=1 - totals["draft"] / time if totals["draft"] else None,
         generator_cpu=sum(each.cpu_s for each in passes) / sum(each.duration_s for each in passes),
@@ -241,10 +244,18 @@ def _predicted(completions: Sequence[Completion], rounds: int, rate: float | Non
     return (drafting + rounds - lengths.total()) / rounds
 
 
+def _rounds(completions: Sequence[Completion]) -> list[RoundTimes]:
+    """Without the prefills, whose tokens are the first pieces."""
+    return [piece.times for completion in completions for piece in completion.pieces[1:]]
+
+
+def _feature_kb(completions: Sequence[Completion]) -> float | None:
+    moved = [times.feature_bytes for times in _rounds(completions)]
+    return statistics.median(moved) / 1e3 if any(moved) else None
+
+
 def _median_round(completions: Sequence[Completion]) -> Split | None:
-    rounds = [
-        piece.times for completion in completions for piece in completion.pieces[1:]
-    ]  # the first is the prefill's
+    rounds = _rounds(completions)
     if not rounds:
         return None
     names = [part.name for part in fields(Split)]

@@ -27,6 +27,7 @@ class Table:
 def tables(report: Report) -> list[Table]:
     """Speed, what speculation did, latencies, and where a round's time went."""
     is_open = any(result.setting.load.rate is not None for result in report.results)
+    has_features = any(result.feature_kb is not None for result in report.results)
     labels: list[Column] = [("req/s" if is_open else "at once", lambda result: result.setting.load.number)]
     if len({result.setting.temperature for result in report.results}) > 1:
         labels.append(("T", lambda result: f"{result.setting.temperature:g}"))
@@ -35,7 +36,7 @@ def tables(report: Report) -> list[Table]:
         _table(report, labels, "Speed", _SPEED_OPEN_NOTE if is_open else _SPEED_NOTE, _SPEED),
         _table(report, labels, "Speculation", _SPECULATION_NOTE, _SPECULATION),
         _table(report, labels, "Latency, ms", _LATENCY_NOTE, _LATENCY),
-        _table(report, labels, "A round, ms", _ROUND_NOTE, _ROUND),
+        _table(report, labels, "A round, ms", _ROUND_NOTE, [*_ROUND, *_FEATURES] if has_features else _ROUND),
     ]
 
 
@@ -143,4 +144,5 @@ _ROUND: list[Column] = [
     ("target idle", lambda result: _number(result.target_idle, ".0%")),
     ("draft idle", lambda result: _number(result.draft_idle, ".0%")),
 ]
+_FEATURES: list[Column] = [("features, KB", lambda result: _number(result.feature_kb, ".1f"))]
 _ROUND_NOTE = "Medians of each part. Idle: the share of all rounds' time in which that model waits for the others"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pilotfish.errors import FailedPreconditionError, InternalError
@@ -21,7 +21,7 @@ _REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_RE
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """One round, split; in microseconds. The parts sum to the time from the end of the round before."""
+    """One round, split; in microseconds. The first four parts sum to the time from the end of the round before."""
 
     target_us: int
     """The target model at work."""
@@ -31,6 +31,10 @@ class RoundTimes:
     """Waiting for workers beyond their work: serialisation and network."""
     orchestrator_us: int
     """The orchestrator itself on the critical path."""
+    feature_read_us: int = 0
+    """Waiting for features that were read from the target for rows that catch up, beside all that."""
+    feature_bytes: int = 0
+    """Features that came from the target and went to draft replicas, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -246,4 +250,4 @@ def _usage_from_pb(usage: pb.Usage) -> Usage:
 
 
 def _times_from_pb(times: pb.RoundTimes) -> RoundTimes:
-    return RoundTimes(times.target_us, times.draft_us, times.hops_us, times.orchestrator_us)
+    return RoundTimes(**{part.name: getattr(times, part.name) for part in fields(RoundTimes)})

@@ -20,9 +20,15 @@ OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """An asyncio channel to ``host:port``; connects when first used."""
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+def connect(address: str, *, shared: bool = True) -> grpc.aio.Channel:
+    """An asyncio channel to ``host:port``; connects when first used.
+
+    Args:
+        address: of a server.
+        shared: whether all such channels of the process to one address may use the same connection.
+    """
+    options = OPTIONS if shared else [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def connect_blocking(address: str) -> grpc.Channel:

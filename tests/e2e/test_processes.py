@@ -190,7 +190,9 @@ def test_generate_json_is_the_target_s_own_answer_and_what_it_cost(
     assert usage["drafted"] > usage["accepted"] > 0
     assert sum(usage["accepted_per_position"]) == usage["accepted"]
     for times in (usage["round_total"], usage["round_median"]):
-        assert set(times) == {"target_us", "draft_us", "hops_us", "orchestrator_us"}
+        assert set(times) == {
+            "target_us", "draft_us", "hops_us", "orchestrator_us", "feature_read_us", "feature_bytes"
+        }  # fmt: skip
         assert times["target_us"] > 0
         assert times["draft_us"] > 0
 

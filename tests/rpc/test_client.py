@@ -120,7 +120,7 @@ def test_generate_returns_the_whole_completion(kind: Kind) -> None:
         first_token_us=6,
         total_us=2_000_000,
         round_total=RoundTimes(8, 6, 4, 2),
-        round_median=RoundTimes(4000, 3000, 2000, 1000),
+        round_median=RoundTimes(4000, 3000, 2000, 1000, 500, 9000),
         preemptions=1,
     )
     assert completion.usage.acceptance == 0.5

@@ -3,6 +3,9 @@
 Where a model keeps K and V, these keep two numbers per slot: the token id, and a hash of the whole
 prefix it was computed under. A row that reads a slot written under another prefix, or never written,
 is caught at once, just as a real model would silently compute nonsense.
+
+The fake target's feature of a token names the whole history up to it, so that a fake head, which is
+given nothing else of the past, can say of every pair that it ever holds whether it is the right one.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pilotfish.steps import (
     DraftResult,
     DraftStep,
     DrawRule,
+    FeatureRule,
     Grant,
     ProposalKind,
     SamplingRows,
@@ -31,7 +35,13 @@ from pilotfish.steps import (
 VOCAB = 50
 
 
-def grant(page_count: int, page_size: int = 4, first_page: int = 0, max_len: int = 512) -> Grant:
+STATES = ("hidden.1", "final")
+STATE_WIDTH = 4  # a prefix hash as uint16, bfloat16 to those who do not look closely
+
+
+def grant(
+    page_count: int, page_size: int = 4, first_page: int = 0, max_len: int = 512, features: tuple[str, ...] = ()
+) -> Grant:
     return Grant(
         model_id="fake",
         weights_hash="w",
@@ -43,12 +53,33 @@ def grant(page_count: int, page_size: int = 4, first_page: int = 0, max_len: int
         max_len=max_len,
         max_step_tokens=256,
         incarnation=1,
+        features=features,
+        feature_width=STATE_WIDTH * len(features),
     )
 
 
 def prefix_hash(tokens: tuple[int, ...]) -> int:
     data = np.array(tokens, np.int32).tobytes()
     return int.from_bytes(blake2b(data, digest_size=7).digest(), "little")
+
+
+_HISTORIES: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
+
+
+def feature(name: str, history: tuple[int, ...]) -> tuple[int, ...]:
+    """The state of that name at the last token of a history: STATE_WIDTH numbers that name both."""
+    data = np.array(history, np.int32).tobytes() + name.encode()
+    state = tuple(np.frombuffer(blake2b(data, digest_size=2 * STATE_WIDTH).digest(), np.uint16).tolist())
+    _HISTORIES[state] = (name, history)
+    return state
+
+
+def history_of(name: str, state: tuple[int, ...]) -> tuple[int, ...]:
+    """Inverse of ``feature``."""
+    assert state in _HISTORIES, f"{state} is no feature"
+    found, history = _HISTORIES[state]
+    assert found == name, f"a feature {found} stands for {name}"
+    return history
 
 
 def law(tokens: tuple[int, ...]) -> np.ndarray:
@@ -110,6 +141,15 @@ class FakeTarget:
 
     def __post_init__(self) -> None:
         self.memory = PagedMemory(self.grant)
+        self.histories: dict[int, tuple[int, ...]] = {}  # of each prefix hash that is cached
+
+    def read_features(self, slots: np.ndarray) -> np.ndarray:
+        """Features of slots, ``[slots, feature_width]``."""
+        return self._features([self.histories[self.memory.slots[slot][1]] for slot in slots.tolist()])
+
+    def _features(self, histories: list[tuple[int, ...]]) -> np.ndarray:
+        values = [[v for name in self.grant.features for v in feature(name, history)] for history in histories]
+        return np.array(values, np.uint16).reshape(-1, self.grant.feature_width)
 
     def run(self, step: TargetStep) -> TargetResult:
         step.validate(self.grant)
@@ -127,9 +167,38 @@ class FakeTarget:
             probs += p[ids].tolist()
             purpose = Purpose.MATCH if step.draw_rules[row] == DrawRule.MATCH else Purpose.OUTSIDE
             tokens.append(draw(outside, step.sampling, row, purpose, len(history)) if outside.sum() > 0 else -1)
+        self.histories |= {prefix_hash(history): history for history in histories}
+        wanted = self._wanted(step, np.array(tokens, np.int32))
         return TargetResult(
-            step.step_id, np.array(tokens, np.int32), np.array(tails, np.float32), np.array(probs, np.float32), 0
+            step.step_id,
+            np.array(tokens, np.int32),
+            np.array(tails, np.float32),
+            np.array(probs, np.float32),
+            0,
+            self._features([histories[node] for node in wanted]) if wanted else None,
         )
+
+    def _wanted(self, step: TargetStep, draws: np.ndarray) -> list[int]:
+        """Tokens whose features the step asks for."""
+        wanted: list[int] = []
+        first = 0
+        drawn = dict(zip(step.output_nodes.tolist(), draws.tolist(), strict=True))
+        for row, rule in enumerate(step.feature_rules.tolist()):
+            tokens = range(first, first + int(step.rows.lengths[row]))
+            first = tokens.stop
+            if rule == FeatureRule.ALL:
+                wanted += tokens
+            elif rule == FeatureRule.MATCHED:
+                at: int | None = tokens.start
+                while at is not None:
+                    wanted.append(at)
+                    at = next((t for t in tokens if self._follows(step, tokens, t, at, drawn[at])), None)
+        return wanted
+
+    @staticmethod
+    def _follows(step: TargetStep, tokens: range, token: int, at: int, drawn: int) -> bool:
+        parent = int(step.rows.parents[token]) if len(step.rows.parents) else token - tokens.start - 1
+        return parent == at - tokens.start and int(step.rows.token_ids[token]) == drawn
 
 
 @dataclass
@@ -155,18 +224,16 @@ class FakeDraft:
 
     def run(self, step: DraftStep) -> DraftResult:
         step.validate(self.grant, self.capabilities)
-        histories = self.memory.histories(step.rows)
-        ends = np.cumsum(step.rows.lengths) - 1
         nodes, counts, parents, supports, probs = [], [], [], [], []
-        for row, end in enumerate(ends.tolist()):
-            tree = self._tree(step, row, histories[end])
+        for row, root in enumerate(self._roots(step)):
+            tree = self._tree(step, row, root)
             counts.append(len(tree))
             nodes += [token for token, _, _ in tree]
             parents += [parent for _, parent, _ in tree]
-            groups = self._supports(step, row, histories[end], tree)
+            groups = self._supports(step, row, root, tree)
             supports += [ids for ids, _ in groups]
             probs += [q for _, q in groups]
-            self._cache(step, row, histories[end], tree)
+            self._cache(step, row, root, tree)
         has_q = any(len(ids) for ids in supports)
         return DraftResult(
             step_id=step.step_id,
@@ -190,6 +257,11 @@ class FakeDraft:
             kept[keep] = p[keep]
             p = kept / kept.sum()
         return p.astype(np.float32)
+
+    def _roots(self, step: DraftStep) -> list[tuple[int, ...]]:
+        """Caches the step's tokens; the history of each row's last one."""
+        histories = self.memory.histories(step.rows)
+        return [histories[end - 1] for end in np.cumsum(step.rows.lengths).tolist()]
 
     def _tree(self, step: DraftStep, row: int, root: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
         """(token, parent, history) of each node, breadth first."""
@@ -238,6 +310,71 @@ class FakeDraft:
             if node in parents:
                 slot = self.memory._slot(table, len(root) + node)
                 self.memory.slots[slot] = (token, prefix_hash(history))
+
+
+@dataclass
+class FakeHead(FakeDraft):
+    """Drafts from the target's own law as ``FakeDraft`` does, knowing of the past what the features tell.
+
+    Slot i of a row must hold the feature of the row's token i and its token i + 1, whenever it is read. All
+    slots that a proposal may use are spoiled, as a head does that runs on features of its own making.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.pairs: dict[int, tuple[tuple[int, ...], int] | None] = {}  # slot: (history of the feature, token)
+        self.held = 0  # pairs that were looked at
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tuple(ProposalKind), tree_width=3 if self.branches > 1 else 0)
+
+    def _roots(self, step: DraftStep) -> list[tuple[int, ...]]:
+        assert step.features is not None
+        assert not len(step.rows.parents)
+        assert not len(step.rows.slot_copies)
+        assert step.features.dtype == np.uint16
+        roots, first = [], 0
+        for row, (start, length) in enumerate(zip(step.rows.starts.tolist(), step.rows.lengths.tolist(), strict=True)):
+            slots = self._slots(step, row)
+            for i in range(length):
+                pair = self._history(step.features[first + i]), int(step.rows.token_ids[first + i])
+                self.pairs[slots[start + i]] = pair
+            first += length
+            roots.append(self._checked([self.pairs.get(slot) for slot in slots[: start + length]]))
+        return roots
+
+    def _history(self, values: np.ndarray) -> tuple[int, ...]:
+        """The history that all states of one token agree on."""
+        states = [tuple(state) for state in values.reshape(-1, STATE_WIDTH).tolist()]
+        histories = {history_of(name, state) for name, state in zip(self.grant.features, states, strict=True)}
+        assert len(histories) == 1, "states of different tokens stand side by side"
+        return histories.pop()
+
+    def _checked(self, pairs: list[tuple[tuple[int, ...], int] | None]) -> tuple[int, ...]:
+        """The history of a row's last token."""
+        for slot, pair in enumerate(pairs):
+            assert pair is not None, f"slot {slot} holds what was drafted"
+            history, _ = pair
+            assert len(history) == slot + 1, f"slot {slot} holds the feature of token {len(history) - 1}"
+            before = pairs[slot - 1] if slot else None
+            assert before is None or history == (*before[0], before[1]), f"slot {slot} belongs to another row"
+            self.held += 1
+        assert pairs[-1] is not None
+        return (*pairs[-1][0], pairs[-1][1])
+
+    def _slots(self, step: DraftStep, row: int) -> list[int]:
+        """All slots of a row's page table."""
+        first, size = int(step.rows.page_counts[:row].sum()), self.grant.page_size
+        pages = step.rows.page_ids[first : first + int(step.rows.page_counts[row])].tolist()
+        return [page * size + offset for page in pages for offset in range(size)]
+
+    def _cache(
+        self, step: DraftStep, row: int, root: tuple[int, ...], tree: list[tuple[int, int, tuple[int, ...]]]
+    ) -> None:
+        end = int(step.rows.starts[row] + step.rows.lengths[row])
+        used = int(step.draft_slots(self.capabilities.tree_width)[row])
+        self.pairs |= dict.fromkeys(self._slots(step, row)[end : end + used])
 
 
 def processed(p: np.ndarray, temperature: float) -> np.ndarray:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from fakes import FakeDraft, FakeTarget, grant
+from fakes import FakeDraft, FakeHead, FakeTarget, grant
 
 from orchestrator.core.acceptance import TokenKind
-from orchestrator.core.drafting import DraftPlan
+from orchestrator.core.drafting import DraftPlan, FeatureRead
 from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.scheduler import Limits, Run, Scheduler, TargetBatch
 from pilotfish.errors import PilotfishError
@@ -43,6 +43,7 @@ class Simulator:
     """A deployment.
 
     Attributes:
+        read_rounds: rounds after which features that are read from the target come; 0: in the same.
         now: virtual time in microseconds.
         texts: tokens that each request has got so far.
         trace: what happened, a line an event.
@@ -52,6 +53,7 @@ class Simulator:
     page_size: int = 4
     target_costs: Costs = field(default_factory=lambda: Costs(1000, 10))
     draft_deadline: int = 5000
+    read_rounds: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.limits)
@@ -63,18 +65,22 @@ class Simulator:
         self.now = 0
         self.rounds = 0
         self.trace: list[str] = []
+        self.reads: list[tuple[int, FeatureRead]] = []  # under way, and the round in which each is answered
 
     # Events
 
-    def open_target(self, pages: int, first_page: int = 0) -> None:
-        given = grant(pages, self.page_size, first_page)
+    def open_target(self, pages: int, first_page: int = 0, features: tuple[str, ...] = ()) -> None:
+        given = grant(pages, self.page_size, first_page, features=features)
         self.target = FakeTarget(given)
         for request in self.scheduler.target_opened(given):
             self.scheduler.finish(request)
+        for name in self.scheduler.drafting.misfits():
+            self.lose_draft(name)
 
     def lose_target(self) -> None:
         self.scheduler.target_lost()
         self.target = None
+        self.fail_reads()
 
     def open_draft(
         self,
@@ -84,11 +90,18 @@ class Simulator:
         branches: int = 1,
         costs: Costs | None = None,
         kinds: tuple[ProposalKind, ...] = tuple(ProposalKind),
+        features: tuple[str, ...] = (),
     ) -> None:
-        given = grant(pages, self.page_size)
-        fake = FakeDraft(given, agreement, branches)
+        given = grant(pages, self.page_size, features=features)
+        fake = (FakeHead if features else FakeDraft)(given, agreement, branches)
         self.replicas[name] = SimReplica(fake, costs or Costs(100, 1))
         self.scheduler.drafting.opened(name, given, replace(fake.capabilities, kinds=kinds))
+
+    def fail_reads(self) -> None:
+        """Features that were asked for do not come."""
+        for _, read in self.reads:
+            self.scheduler.drafting.give_up(read)
+        self.reads.clear()
 
     def lose_draft(self, name: str) -> None:
         del self.replicas[name]
@@ -133,6 +146,7 @@ class Simulator:
         catch_up = self.scheduler.plan_catch_up(batch)
         for name, plan_ in catch_up.items():
             self._run_draft(name, plan_, self.now)
+        self._read(batch)
         result = self.target.run(batch.step)
         before = self.now
         self.now += self.target_costs.step + self.target_costs.token * len(batch.step.rows.token_ids)
@@ -166,6 +180,20 @@ class Simulator:
         assert arrivals == sorted(arrivals), "the queue is out of order"
         if not scheduler.rows and not scheduler.waiting:
             assert all(pool.available == pool.page_count for pool in pools), "pages leaked"
+
+    def _read(self, batch: TargetBatch) -> None:
+        """Asks for features, and sends the steps of those that have come."""
+        assert self.target is not None
+        for read in self.scheduler.plan_reads(batch):
+            self.trace.append(f"  {read.replica.name} reads {len(read.slots)}")
+            self.reads.append((self.rounds + self.read_rounds, read))
+        due = [read for at, read in self.reads if at <= self.rounds]
+        self.reads = [(at, read) for at, read in self.reads if at > self.rounds]
+        for read in due:
+            plan = self.scheduler.drafting.plan_read(read, self.target.read_features(read.slots))
+            if plan is not None:
+                self.trace.append(f"  {read.replica.name} follows {_ids(plan)}")
+                self._run_draft(read.replica.name, plan, self.now)
 
     def _propose(self, name: str, plan: DraftPlan, sent_at: int) -> dict:
         result = self._run_draft(name, plan, sent_at)

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from bench_passes import completion, failed, one_pass, record, report, setting
 
+from pilotfish import RoundTimes
 from pilotfish.bench.page import page
 from pilotfish.bench.plots import plots
 from pilotfish.bench.records import Load, Pass, Setting
@@ -87,6 +88,18 @@ def test_temperatures_have_a_column_where_there_are_several() -> None:
     assert tables(OPEN)[0].header[0] == "req/s"
 
 
+def test_the_features_of_a_round_are_shown_where_there_are_any() -> None:
+    times = [RoundTimes(4000, 2000, 1000, 1000, feature_bytes=count) for count in (8000, 2000, 3000)]
+    measured = [
+        (setting(0), one_pass(*[record(completion([(0, 0)]))] * 3)),
+        (setting(4), one_pass(*(record(completion([(1, 1)], each)) for each in times))),
+    ]
+    with_features, without = tables(report(measured))[-1], tables(report(measured[:1]))[-1]
+    assert with_features.header[-1] == "features, KB"
+    assert [row[-1] for row in with_features.rows] == ["–", "3.0"]
+    assert "features, KB" not in without.header
+
+
 def test_remarks_say_what_went_wrong_first() -> None:
     assert remarks(BROKEN)[0] == "1 of 1 requests failed (1 at once, K off): <b>the queue</b> is full"
     assert remarks(BROKEN)[1] == "1 of 1 requests failed (1 at once, K 4): gone"
@@ -109,8 +122,8 @@ def test_the_json_has_a_stable_form() -> None:
         "setting", "requests", "failures", "prompt_tokens", "cached_tokens", "output_tokens", "tokens_per_s",
         "pass_tokens_per_s", "speed_up", "pass_speed_ups", "same_texts", "compared_texts", "first_token", "inter_token",
         "pause", "whole", "rounds", "drafted", "accepted", "judged_per_position", "kept_per_position",
-        "acceptance_rate", "tokens_per_round", "predicted_tokens_per_round", "median_round", "target_idle",
-        "draft_idle", "generator_cpu",
+        "acceptance_rate", "tokens_per_round", "predicted_tokens_per_round", "median_round", "feature_kb",
+        "target_idle", "draft_idle", "generator_cpu",
     }  # fmt: skip
     assert set(result["first_token"]) == {"median", "p90", "p99", "percentiles"}
     assert result["median_round"] == {"target": 4.0, "draft": 3.0, "hops": 2.0, "orchestrator": 1.0}

@@ -44,6 +44,7 @@ def test_generate_json_is_one_object(address: str) -> None:
     assert printed["usage"]["accepted_per_position"] == [2, 0]
     assert printed["usage"]["round_median"] == {
         "target_us": 4000, "draft_us": 3000, "hops_us": 2000, "orchestrator_us": 1000,
+        "feature_read_us": 500, "feature_bytes": 9000,
     }  # fmt: skip
 
 

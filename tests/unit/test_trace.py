@@ -89,7 +89,7 @@ def test_the_file_is_whole_json_once_closed(tmp_path: Path) -> None:
     answered(target_step((5, 5), (1, 1)), target_result(4000), now, now + 0.006)
     with trace.span("emit"):
         pass
-    trace.round(now, now + 0.01, 2, RoundTimes(1, 2, 3, 4))
+    trace.round(now, now + 0.01, 2, RoundTimes(1, 2, 3, 4, 5, 6))
     trace.close()
     found = events(path)
     names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
@@ -97,6 +97,7 @@ def test_the_file_is_whole_json_once_closed(tmp_path: Path) -> None:
     assert [event["name"] for event in slices(path, 1)] == ["emit", "round"]
     assert slices(path, 1)[1]["args"] == {
         "rows": 2, "target_us": 1, "draft_us": 2, "hops_us": 3, "orchestrator_us": 4,
+        "feature_read_us": 5, "feature_bytes": 6,
     }  # fmt: skip
     (computing,) = slices(path, 2)
     under_way = [event for event in found if event["ph"] in "be"]
