@@ -48,6 +48,7 @@ KNOWN = {
 _CONVERTER = 1  # raise it when gguf_llama writes something else, so that old folders are made anew
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model"]
+_TORCH_FILES = ["*.bin", "*.pt"]  # heads are often published so; models have the same again as safetensors
 
 
 def pull(model: str, report: Report = _silent) -> Path:
@@ -129,8 +130,12 @@ def _pull_hub(model: str, report: Report) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     report(f"{model}: asking the Hugging Face hub")
+    download = partial(snapshot_download, model, cache_dir=store.home() / "hub")
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, cache_dir=store.home() / "hub"))
+        folder = Path(download(allow_patterns=_HUB_FILES))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(download(allow_patterns=_HUB_FILES + _TORCH_FILES))
+        return folder
     except RepositoryNotFoundError as error:
         raise NotFoundError(
             f"the Hugging Face hub has no model {model!r} that you may read; check the spelling, or log in with "

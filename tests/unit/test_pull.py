@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,24 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_what_can_be_given(model: str) -> None:
     with pytest.raises(NotFoundError, match=r"known name \(smollm2\), a Hugging Face id .* path of a folder"):
         pull.pull(model)
+
+
+@pytest.mark.parametrize(("published", "fetched"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
+def test_files_of_torch_are_fetched_only_where_there_are_no_others(
+    published: str, fetched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot_download(model: str, *, allow_patterns: list[str], cache_dir: Path) -> str:
+        asked.append(allow_patterns)
+        for name in ("config.json", published):
+            if any(fnmatch(name, pattern) for pattern in allow_patterns):
+                (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert (pull.pull("owner/head") / published).exists()
+    assert len(asked) == fetched
 
 
 def test_a_hub_that_cannot_be_reached_says_what_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
