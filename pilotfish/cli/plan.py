@@ -59,6 +59,8 @@ class Plan:
 
     def draft_argv(self, draft: Model, threads: int) -> list[str]:
         drafter = [] if self.simulate is not None else ["--target-model", str(self.target.folder)]
+        if self.simulate is None and draft.folder == self.target.folder and not draft.features:
+            drafter = ["--drafter", "model"]  # even of a folder that holds a head, too
         return _python("draft_svc", *self._worker(draft, threads), *drafter)
 
     def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:

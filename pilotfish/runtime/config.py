@@ -15,6 +15,7 @@ from typing import Any
 from pilotfish.errors import InvalidArgumentError, NotFoundError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_PREDICTION_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # DeepSeek and GLM, Qwen
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -62,6 +63,8 @@ class ModelConfig:
     """Longest row in tokens, prompt and completion together."""
     checkpoint_layers: int
     """Layers in the checkpoint; more than ``layers`` when only the first ones are used."""
+    prediction_layers: int = 0
+    """Layers behind them that only a multi-token prediction head uses."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -109,6 +112,7 @@ class ModelConfig:
             rope=rope,
             max_len=_max_len(_size(values, "max_position_embeddings"), rope),
             checkpoint_layers=layers,
+            prediction_layers=max(_count(values, name) for name in _PREDICTION_LAYERS),
         )
 
     def with_layers(self, layers: int | None) -> ModelConfig:
@@ -230,6 +234,11 @@ def _size(values: Mapping[str, Any], name: str, default: int | None = None) -> i
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidArgumentError(f"{name} is {value!r}; must be an integer of at least 1")
     return value
+
+
+def _count(values: Mapping[str, Any], name: str) -> int:
+    """A size that may be absent or 0."""
+    return 0 if values.get(name) in (None, 0) else _size(values, name)
 
 
 def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:

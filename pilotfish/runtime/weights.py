@@ -1,8 +1,9 @@
 """Strict loading of safetensors checkpoints: one file or several, nothing missing, nothing unknown.
 
 A decoder states which tensors it needs and in which shapes; the checkpoint must hold exactly those.
-Two exceptions, both written by real tools: tensors of layers beyond the first N when only N are
-loaded, and ``rotary_emb.inv_freq``, which old Llama files carry and which the configuration gives.
+Three exceptions, all written by real tools: tensors of layers beyond the first N when only N are
+loaded, those of a multi-token prediction head that config.json counts, which a drafter reads, and
+``rotary_emb.inv_freq``, which old Llama files carry and which the configuration gives.
 A stored lm_head of a tied model is accepted if it equals the embeddings; if not, the flag and the
 file contradict each other and the user must say which is right. A draft model may lack embeddings and
 lm_head, and borrow them from its target.
@@ -30,6 +31,7 @@ INDEX_FILE = "model.safetensors.index.json"
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _UNUSED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
+_PREDICTION = ("mtp.", "model.mtp_layers.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8
@@ -260,8 +262,10 @@ def _names(path: Path) -> list[str]:
 def _is_unused(name: str, config: ModelConfig) -> bool:
     if _UNUSED.search(name):
         return True
-    layer = _LAYER.match(name)
-    return layer is not None and config.layers <= int(layer[1]) < config.checkpoint_layers
+    if config.prediction_layers and name.startswith(_PREDICTION):
+        return True
+    layer, stored = _LAYER.match(name), config.checkpoint_layers + config.prediction_layers
+    return layer is not None and config.layers <= int(layer[1]) < stored
 
 
 def _list(names: list[str]) -> str:

@@ -144,7 +144,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     assert target["argv"] == ["--model", model, "--name", model, *worker, "--dtype", "float32", "--pages", "40"]
     assert draft["argv"] == [
         *["--model", model, "--name", f"{model}:first-2-layers", *worker],
-        *["--layers", "2", "--dtype", "float32", "--pages", "40", "--target-model", model],
+        *["--layers", "2", "--dtype", "float32", "--pages", "40", "--drafter", "model"],
     ]
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_heads import FORMATS, HIDDEN, LLAMA, Written
 from tiny_models import make_tiny_llama
 
@@ -22,6 +22,7 @@ from draft_svc.drafters.head_spec import Switches
 from draft_svc.drafters.kinds import describe, kind_of, wanted_features
 from draft_svc.server import DraftConfig
 from pilotfish.errors import InvalidArgumentError, NotFoundError
+from pilotfish.runtime.loading import load_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -330,3 +331,24 @@ def test_a_tensor_stored_in_two_files_is_refused(tmp_path: Path) -> None:
     save_file({"fc.weight": torch.zeros(1)}, folder / "more.safetensors")
     with pytest.raises(InvalidArgumentError, match=r"holds fc\.weight twice"):
         Checkpoint.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("deepseek-in-shards", "num_nextn_predict_layers"), ("qwen", "mtp_num_hidden_layers")]
+)
+def test_a_head_in_its_target_s_shards_hinders_neither(name: str, key: str, tmp_path: Path) -> None:
+    """The target skips the tensors that config.json counts, the drafter those of the target."""
+    folder = make_tiny_llama(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    head = {key: tensor for key, tensor in FORMATS[name].weights().items() if key not in tensors}
+    save_file(tensors | head, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidArgumentError, match="unknown to LlamaForCausalLM"):
+        load_model(folder, dtype="float32")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: 1}))
+    assert load_model(folder, dtype="float32").config.layers == 2
+    assert wanted_features(folder, None) == ("final",)
+    drafter = create_drafter(DraftConfig(model=folder, device="cpu", pages=4))
+    assert drafter.info.features == ("final",)
+    as_model = create_drafter(DraftConfig(model=folder, device="cpu", pages=4, drafter="model"))
+    assert as_model.info.features == ()
