@@ -1,10 +1,13 @@
-"""Draft length: how many tokens each row drafts next round, from what the rounds so far have shown.
+"""Draft length and tree size: what each row drafts next round, from what the rounds so far have shown.
 
 A row whose request names a length keeps it. For the others three things are learnt from every round:
 how often draft tokens are kept (``Survival``), and as ``StepTimes`` what a round takes beside drafting,
 over the tokens in the target's step, and what a pass over the draft model takes, over its rows.
 ``goodput.best_lengths`` makes the lengths of it. Times are what the orchestrator waited, so that hops,
 and cores that the draft takes from the target, are in them.
+
+Where drafters grow trees, a round is one of chains or one of trees of a size on the menu. Of every size
+survival and passes are learnt apart; each is judged by the rate of its best lengths, and the best is taken.
 
     calibrating   at first: a few lengths in turn, until there are times to go by
     drafting      the best lengths, as long as one of them is above 0
@@ -17,12 +20,12 @@ Pure: times come in as numbers, and nothing is random.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.goodput import Costs, Given, best_lengths, rate
+from orchestrator.core.goodput import Costs, Given, best_depths, best_lengths, rate
 from orchestrator.core.probing import PROBE_LENGTH, Probing
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH, PROPOSE_BEHIND, Request
 from orchestrator.core.step_times import StepTimes
@@ -36,9 +39,15 @@ TRIAL = (4, 0, 2, 1)
 TRIAL_DRAFTED, TRIAL_PLAIN = 9, 3
 """Rounds with and without draft tokens that end it."""
 
+CHAINS = 0
+"""The size of chains, on the menu."""
+
+SIZES = (CHAINS, 8, 16, 32, 64)
+"""The menu where the server chooses."""
+
 CHECK_COST = 0.005
 """Share of the rate that checks may cost while drafting pays: rounds of length 0, with which it is compared, and
-in turn with them rounds of half the lengths, between which a straight line may be wrong."""
+in turn with them rounds of half the lengths, between which a straight line may be wrong, and of the next sizes."""
 
 CLEAR_GAIN = 0.1
 """Share of the rate that ends a rest at once. A smaller one may not repay the prefill of rows that are far behind,
@@ -47,8 +56,11 @@ or be of the past: it waits for a probe."""
 RETHINK = 8
 """Rounds after which a rest is thought over; sooner if the number of rows changes."""
 
+UNSEEN_WIDTH = 4
+"""Rows of a chain's pass that a level of a tree is taken for until one was timed."""
+
 BETTER = 1.02
-"""Lengths change only for a rate so much higher, so that noise in the times does not move them."""
+"""Lengths, and sizes, change only for a rate so much higher, so that noise in the times does not move them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +74,14 @@ class Round:
         tokens: of the target's step.
         committed: tokens that the verified rows got.
         depth, drafted: the longest proposal, and the draft tokens, that were asked for.
+        nodes: of the trees that were asked for; 0 for chains.
         replicas: that were asked.
         has_prefill: the target's step held prompts too.
         caught_up: draft replicas prefilled beside the target.
         was_delayed: a replica had still to prefill when it was asked to propose.
         judged: the rows whose proposals were judged.
-        kept, spoken_on: of each, draft tokens kept, and those that the target spoke on, i64[judged].
+        kept, spoken_on: of each, draft tokens kept, and those that the target spoke on, i64[judged]. Where a tree
+            ends before its depth it has nothing to keep, and that counts as spoken on.
     """
 
     seconds: float
@@ -84,19 +98,26 @@ class Round:
     judged: Sequence[Request]
     kept: Longs
     spoken_on: Longs
+    nodes: int = CHAINS
 
 
 class DraftLengths:
-    """Learns from rounds and chooses lengths."""
+    """Learns from rounds and chooses lengths, and sizes.
 
-    def __init__(self) -> None:
+    Args:
+        sizes: the menu, from small to big: CHAINS, numbers of nodes of trees, or both.
+    """
+
+    def __init__(self, sizes: tuple[int, ...] = (CHAINS,)) -> None:
         self._rest = StepTimes()  # of a round beside its drafting, over the target's tokens
+        self._menu = sizes
         self.forget_draft()
 
     def forget_draft(self) -> None:
         """Another drafter answers: what was learnt of the one before is void."""
-        self._pass = StepTimes()
-        self._survival = Survival()
+        self._chains = _Size(CHAINS)
+        self._sizes = {CHAINS: self._chains} | {size: _Size(size, self._chains) for size in self._menu if size}
+        self._size = self._menu[0]  # of the last choice, checks and trials aside
         self._probing = Probing()
         self._trials = self._drafted = self._plain = self._since_check = self._checks = 0
         self._rested_rows = self._rested = 0
@@ -107,47 +128,57 @@ class DraftLengths:
         if seen.rows and not seen.has_prefill and not seen.caught_up and seen.seconds > seen.draft_seconds:
             self._rest.observe(seen.tokens, seen.seconds - seen.draft_seconds)
             self._plain += seen.depth == 0
+        size = self._sizes.get(seen.nodes, self._chains)
         if seen.depth and not seen.was_delayed and seen.draft_seconds > 0:
-            self._pass.observe(max(1.0, seen.drafted / (seen.depth * seen.replicas)), seen.draft_seconds / seen.depth)
+            size.observe_passes(seen)
             self._drafted += 1
         if seen.judged:
-            self._survival.observe(seen.judged, seen.kept, seen.spoken_on)
+            size.survival.observe(seen.judged, seen.kept, seen.spoken_on)
 
-    def choose(self, rows: Sequence[Request], replicas: int) -> None:
-        """Sets the draft length of every row whose request names none.
+    def choose(self, rows: Sequence[Request], replicas: int, *, trees: bool = False) -> None:
+        """Sets the draft length of every row whose request names none, and the size of all rows' proposals.
 
         Args:
             rows: of the next round, as far as they are known.
             replicas: that can draft.
+            trees: whether they grow trees.
         """
         if self._probing.is_resting and len(rows) == self._rested_rows and self._rested < RETHINK:
             self._rested += 1
             return  # every length is 0 already
         self._rested_rows, self._rested = len(rows), 0
         free = np.array([request.params.draft_length is None for request in rows], np.bool_)
-        if free.any():
-            for request, length in zip(rows, self._lengths(rows, free, replicas).tolist(), strict=True):
+        menu = self._menu if trees else (CHAINS,)
+        if free.any() or len(menu) > 1:
+            plan = self._plan(rows, free, replicas, menu)
+            for request, length in zip(rows, plan.lengths.tolist(), strict=True):
+                request.tree_nodes = plan.size
                 if request.params.draft_length is None:
                     request.draft_length = length
 
-    def _lengths(self, rows: Sequence[Request], free: Bools, replicas: int) -> Longs:
+    def _plan(self, rows: Sequence[Request], free: Bools, replicas: int, menu: tuple[int, ...]) -> _Plan:
         nothing = np.zeros(len(rows), np.int64)
         if not replicas:
-            return nothing
+            return _Plan(nothing, menu[0])
+        if not free.any():
+            is_known = self._rest.is_known and self._chains.is_known
+            return self._best(rows, free, replicas, menu) if is_known else _Plan(nothing, menu[0])
         if self._drafted < TRIAL_DRAFTED or self._plain < TRIAL_PLAIN:
             self._trials += 1
-            return nothing + TRIAL[self._trials % len(TRIAL)]
-        lengths, gain, all_ready = self._best(rows, free, replicas)
-        if lengths.any() and (gain > CLEAR_GAIN or self._probing.is_beyond):
+            return _Plan(nothing + TRIAL[self._trials % len(TRIAL)], menu[0])
+        found = self._best(rows, free, replicas, menu)
+        if found.lengths.any() and (found.gain > CLEAR_GAIN or self._probing.is_beyond):
             self._probing.drafting()
-            return self._check(lengths) if all_ready and self._is_check_due(len(rows), gain) else lengths
-        return self._probe(rows)
+            is_due = found.all_ready and self._is_check_due(len(rows), found.gain)
+            return self._check(found, menu) if is_due else found
+        return _Plan(self._probe(rows), menu[0])
 
     def _probe(self, rows: Sequence[Request]) -> Longs:
         """At most one row's length is above 0."""
         able = [row for row in rows if row.params.draft_length is None and row.draft_room > PROBE_LENGTH]
         if able and self._probing.begins():
-            self._survival.doubt()
+            for size in self._sizes.values():
+                size.survival.doubt()
         probed = self._probing.row(able) if able and self._probing.is_probing else None
         return np.array([PROBE_LENGTH * (row is probed) for row in rows], np.int64)
 
@@ -156,27 +187,40 @@ class DraftLengths:
         self._since_check += 1
         return self._since_check >= min(gain / CHECK_COST, 2 * self._rest.count(rows))
 
-    def _check(self, lengths: Longs) -> Longs:
+    def _check(self, found: _Plan, menu: tuple[int, ...]) -> _Plan:
+        """Every other check is one of no drafting; the others take turns."""
         self._since_check, self._checks = 0, self._checks + 1
-        return lengths // 2 if self._checks % 2 else 0 * lengths
+        if self._checks % 2 == 0:
+            return replace(found, lengths=0 * found.lengths)
+        at = menu.index(found.size)
+        others = [replace(found, lengths=found.lengths // 2)]
+        others += [replace(found, size=size) for size in (*menu[max(at - 1, 0) : at], *menu[at + 1 : at + 2])]
+        return others[self._checks // 2 % len(others)]
 
-    def _best(self, rows: Sequence[Request], free: Bools, replicas: int) -> tuple[Longs, float, bool]:
-        """The best lengths, the share of the rate that comes of them, and whether every row is ready to draft.
+    def _best(self, rows: Sequence[Request], free: Bools, replicas: int, menu: tuple[int, ...]) -> _Plan:
+        """The best size and lengths; the present size unless another is clearly better.
 
         A row that is far behind gets what it is to draft once it has caught up, and counts as if it had; but one that
         has less to write than to catch up is past helping. (New rows catch up beside the target's own prefill.)
         """
-        costs = Costs(self._rest.seconds, self._pass.seconds, replicas)
-        outlook = _Outlook(rows, free, self._survival.chances(rows), costs)
         ready = np.array([request.draft_lag <= PROPOSE_BEHIND for request in rows], np.bool_)
         worthwhile = np.array([row.round_index == 0 or row.draft_room >= row.draft_lag for row in rows], np.bool_)
         candidates = free & (ready | worthwhile)
-        lengths = outlook.best(candidates)
+        outlooks, rates = {}, {}
+        for size in menu:
+            costs = Costs(self._rest.seconds, self._sizes[size].pass_seconds, replicas)
+            chances = self._sizes[size].survival.chances(rows)
+            outlook = _Outlook(rows, free, chances, costs, size, is_present=size == self._size)
+            lengths = outlook.best(candidates)
+            outlooks[size] = outlook, lengths
+            rates[size] = outlook.rate(lengths) * (BETTER if size == self._size else 1.0)
+        self._size = size = max(rates, key=rates.__getitem__)
+        outlook, lengths = outlooks[size]
         gain = outlook.gain(lengths)
         all_ready = bool(ready[candidates].all())
         if lengths.any() and not all_ready:
             lengths = np.where(ready, outlook.best(free & ready), lengths)
-        return lengths, gain, all_ready
+        return _Plan(lengths, size, gain, all_ready)
 
     def _lost(self, seen: Round) -> float:
         """Seconds beyond what plain decoding would have taken for the same tokens."""
@@ -188,37 +232,89 @@ class DraftLengths:
         return seen.seconds - seen.committed / seen.rows * plain
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all rows are to draft.
+
+    Attributes:
+        gain: the share of the rate that comes of it.
+        all_ready: whether every row is ready to draft.
+    """
+
+    lengths: Longs
+    size: int
+    gain: float = 0.0
+    all_ready: bool = False
+
+
+class _Size:
+    """What was learnt of proposals of one size.
+
+    Args:
+        nodes: of trees, or CHAINS.
+        chains: what was learnt of chains, to begin with.
+    """
+
+    def __init__(self, nodes: int, chains: _Size | None = None) -> None:
+        self.survival: Survival = Survival(chains.survival if chains is not None else None, nodes)
+        self._nodes, self._chains = nodes, chains
+        self._passes = StepTimes()  # chains: over a pass's rows; trees: one level of the given rows
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a pass was timed."""
+        return self._passes.is_known
+
+    def observe_passes(self, seen: Round) -> None:
+        rows = seen.drafted / (self._nodes or seen.depth) / seen.replicas
+        self._passes.observe(max(1.0, rows), seen.draft_seconds / seen.depth)
+
+    def pass_seconds(self, rows: Doubles) -> Doubles:
+        """See ``Costs``. Before it is known of trees, a level is taken for a pass of chains over a few rows more."""
+        if self.is_known or self._chains is None:
+            return self._passes.seconds(rows)
+        return self._chains.pass_seconds(rows * UNSEEN_WIDTH)
+
+
 class _Outlook:
     """What the next round could be."""
 
-    def __init__(self, rows: Sequence[Request], free: Bools, chances: Doubles, costs: Costs) -> None:
+    def __init__(
+        self, rows: Sequence[Request], free: Bools, chances: Doubles, costs: Costs, nodes: int, *, is_present: bool
+    ) -> None:
         limits, within = np.array([request.draft_limit for request in rows], np.int64), np.arange(MAX_ADAPTIVE_LENGTH)
         named = np.where(free, 0, limits)
+        drafted = np.maximum(named, nodes * (named > 0))
         self._given = Given(
-            tokens=len(rows) + int(named.sum()),
+            tokens=len(rows) + int(drafted.sum()),
             expected=len(rows) + float(chances[within < named[:, None]].sum()),
             depth=int(named.max()),
-            drafted=int(named.sum()),
+            drafted=int(np.count_nonzero(named) if nodes else named.sum()),
         )
+        self._nodes = nodes
         rooms = np.array([request.draft_room for request in rows])
         self._chances = np.where(within < rooms[:, None], chances, 0.0)
-        self._present = np.where(free, np.minimum(limits, MAX_ADAPTIVE_LENGTH), 0)
+        self._present = np.where(free & is_present, np.minimum(limits, MAX_ADAPTIVE_LENGTH), 0)
         self._is_new = np.array([request.round_index == 0 for request in rows], np.bool_)
         self._costs = costs
 
     def best(self, candidates: Bools) -> Longs:
         """The best lengths of the candidates, 0 for all others; the present ones unless others are clearly better."""
         chances = np.where(candidates[:, None], self._chances, 0.0)
-        best = best_lengths(chances, self._given, self._costs)
+        best = (
+            best_depths(chances, self._given, self._costs, self._nodes)
+            if self._nodes
+            else best_lengths(chances, self._given, self._costs)
+        )
         present = np.where(candidates, self._present, 0)
         if present.any():
             present = np.where(candidates & self._is_new, best, present)
-        base = max(np.zeros_like(best), present, key=self._rate)
-        return best if self._rate(best) > BETTER * self._rate(base) else base
+        base = max(np.zeros_like(best), present, key=self.rate)
+        return best if self.rate(best) > BETTER * self.rate(base) else base
 
     def gain(self, lengths: Longs) -> float:
         """Share of the rate that would be lost without them."""
-        return 1 - self._rate(np.zeros_like(lengths)) / self._rate(lengths)
+        return 1 - self.rate(np.zeros_like(lengths)) / self.rate(lengths)
 
-    def _rate(self, lengths: Longs) -> float:
-        return rate(self._chances, lengths, self._given, self._costs)
+    def rate(self, lengths: Longs) -> float:
+        return rate(self._chances, lengths, self._given, self._costs, self._nodes)

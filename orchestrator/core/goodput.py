@@ -11,6 +11,11 @@ draft model, so that one long row makes everybody wait, and what it drafts alone
 The maximum is exact, not greedy, unless more passes over fewer rows cost less: for a depth d and a
 number M of draft tokens the costs are fixed, and as s_ik falls with k, the M best of all (i, k ≤ d) are
 a prefix of every row. So it is enough to sort all s_ik once and to try every d and M.
+
+A round may also grow a tree of so many nodes for every row that drafts, whatever its depth. Then s_ik is
+the chance that k tokens of row i's tree are kept, and what remains to be chosen is how deep trees grow:
+
+    rate(d) = Σ_i (1 + s_i1 + … + s_id) / (target(tokens + rows · nodes) + d · pass(rows))
 """
 
 from __future__ import annotations
@@ -37,7 +42,8 @@ class Costs:
 
     Attributes:
         target: seconds of target steps over their tokens; elementwise, never falling.
-        draft_pass: seconds of one pass over the draft model over its rows; elementwise, never falling.
+        draft_pass: seconds of one pass over the draft model over its rows; elementwise, never falling. For trees a
+            pass is a level, and a row counts once, however many nodes of it are run.
         replicas: draft replicas that share the rows evenly.
     """
 
@@ -54,7 +60,7 @@ class Given:
         tokens: of the target's step, without the draft tokens to be chosen.
         expected: tokens that it yields without them.
         depth: longest proposal among rows whose length is not ours to choose.
-        drafted: their draft tokens; counted in ``tokens`` too.
+        drafted: their draft tokens; counted in ``tokens`` too. Where trees are grown, the number of these rows.
     """
 
     tokens: int
@@ -63,20 +69,45 @@ class Given:
     drafted: int = 0
 
 
-def rate(survival: Doubles, lengths: Longs, given: Given, costs: Costs) -> float:
+def rate(survival: Doubles, lengths: Longs, given: Given, costs: Costs, nodes: int = 0) -> float:
     """Expected tokens per second with these lengths.
 
     Args:
         survival: s_ik, f64[rows, most].
         lengths: K, i64[rows], each at most ``most``.
+        nodes: of every row's tree; 0: chains.
     """
     within = np.arange(survival.shape[1]) < lengths[:, None]
     depth, chosen = max(given.depth, int(lengths.max(initial=0))), int(lengths.sum())
-    seconds = float(costs.target(np.array([given.tokens + chosen], np.float64))[0])
+    rows = int(np.count_nonzero(lengths))
+    tokens = given.tokens + (rows * nodes if nodes else chosen)
+    seconds = float(costs.target(np.array([tokens], np.float64))[0])
     if depth:
-        width = (given.drafted + chosen) / (depth * costs.replicas)
+        width = (given.drafted + rows if nodes else (given.drafted + chosen) / depth) / costs.replicas
         seconds += depth * float(costs.draft_pass(np.array([width]))[0])
     return (given.expected + float(survival[within].sum())) / seconds
+
+
+def best_depths(survival: Doubles, given: Given, costs: Costs, nodes: int) -> Longs:
+    """The depths of trees with the highest ``rate``, i64[rows]: the same for all rows that may grow so deep.
+
+    Args:
+        survival: as in ``best_lengths``.
+        nodes: of every row's tree.
+    """
+    rooms = (survival >= NEGLIGIBLE).sum(axis=1)
+    nothing, rows = np.zeros(len(rooms), np.int64), int(np.count_nonzero(rooms))
+    if not rows:
+        return nothing
+    depths = np.arange(1, int(rooms.max()) + 1)
+    counted = np.where(np.arange(survival.shape[1]) < rooms[:, None], survival, 0.0)
+    expected = given.expected + counted.sum(axis=0).cumsum()[: len(depths)]
+    target = costs.target(np.array([given.tokens + rows * nodes], np.float64))
+    passes = costs.draft_pass(np.array([(given.drafted + rows) / costs.replicas]))
+    best = int((expected / (target + np.maximum(depths, given.depth) * passes)).argmax()) + 1
+    lengths = np.minimum(best, rooms)
+    pays = rate(survival, lengths, given, costs, nodes) > rate(survival, nothing, given, costs, nodes)
+    return lengths if pays else nothing
 
 
 def best_lengths(survival: Doubles, given: Given, costs: Costs) -> Longs:

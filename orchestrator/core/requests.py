@@ -130,6 +130,7 @@ class Request:
         cached_tokens: prompt tokens found in the target's prefix cache when first scheduled.
         highest_token: largest id among its tokens.
         draft_length: most draft tokens in its next round; the params' own, or as last chosen.
+        tree_nodes: nodes of its proposal in its next round, where its drafter grows trees; 0 asks for a chain.
         judged: how its draft tokens fared, decayed counts, f64[2, positions]; see ``survival``.
     """
 
@@ -147,6 +148,7 @@ class Request:
     preemptions: int = 0
     highest_token: int = field(init=False)
     draft_length: int = field(init=False)
+    tree_nodes: int = 0
     judged: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, MAX_ADAPTIVE_LENGTH)))
     _buffer: Ints = field(init=False)
 

@@ -4,6 +4,9 @@ These are the estimates of Kaplan and Meier: a round counts for the positions th
 proposal that was short, or was cut short by the end of the text, says nothing of the positions behind.
 A row's own counts are shrunk towards those of all rows, and a position's towards the one before it.
 
+Trees keep more than chains, and bigger ones more, so that each size has counts of its own, shared by all rows.
+Before they say anything, what is known of chains says what to hope for.
+
 Left out on purpose: how a row samples, and how likely the drafter found its own tokens.
 """
 
@@ -33,10 +36,21 @@ DOUBT, DOUBTED = 0.25, 24.0
 so that probe after probe does not bring the prior back."""
 
 
-class Survival:
-    """Chances of draft tokens."""
+HOPE = 8
+"""A tree of n nodes is hoped to miss, at each position, HOPE / (HOPE + n) as often as a chain: more than it will
+keep, so that it is tried, and soon known."""
 
-    def __init__(self) -> None:
+
+class Survival:
+    """Chances of draft tokens in proposals of one size.
+
+    Args:
+        chains: what is known of chains, for trees.
+        nodes: of a tree.
+    """
+
+    def __init__(self, chains: Survival | None = None, nodes: int = 0) -> None:
+        self._chains, self._nodes = chains, nodes
         self._shared = np.zeros((2, MAX_ADAPTIVE_LENGTH))  # kept, judged
 
     def observe(self, rows: Sequence[Request], kept: Longs, judged: Longs) -> None:
@@ -50,6 +64,8 @@ class Survival:
         positions = np.arange(MAX_ADAPTIVE_LENGTH)
         counts = np.stack((positions < kept[:, None], positions < judged[:, None]), axis=1).astype(np.float64)
         self._shared = SHARED_DECAY * self._shared + counts.sum(axis=0)
+        if self._chains is not None:
+            return
         for request, new in zip(rows, ROW_DECAY * _own_counts(rows) + counts, strict=True):
             request.judged = new
 
@@ -61,13 +77,27 @@ class Survival:
 
     def chances(self, rows: Sequence[Request]) -> Doubles:
         """Chance that a row's first k draft tokens are all kept, f64[rows, MAX_ADAPTIVE_LENGTH], k from 1."""
-        shared, prior = [], PRIOR
-        for kept, judged in self._shared.T.tolist():
-            prior = (kept + PRIOR_COUNT * prior) / (judged + PRIOR_COUNT)
-            shared.append(prior)
+        shared = np.array(self._if_reached())
+        if self._chains is not None:
+            return np.tile(shared.cumprod(), (len(rows), 1))
         own = _own_counts(rows)
-        kept_if_reached: Doubles = (own[:, 0] + SHARED_COUNT * np.array(shared)) / (own[:, 1] + SHARED_COUNT)
+        kept_if_reached: Doubles = (own[:, 0] + SHARED_COUNT * shared) / (own[:, 1] + SHARED_COUNT)
         return kept_if_reached.cumprod(axis=1)
+
+    def _if_reached(self) -> list[float]:
+        """Chance that a draft token is kept if all before it are, by position, as all rows have shown it."""
+        found, prior = [], PRIOR
+        hoped = self._hoped()
+        for position, (kept, judged) in enumerate(self._shared.T.tolist()):
+            prior = (kept + PRIOR_COUNT * (prior if hoped is None else hoped[position])) / (judged + PRIOR_COUNT)
+            found.append(prior)
+        return found
+
+    def _hoped(self) -> list[float] | None:
+        """What takes the place of the position before as prior."""
+        if self._chains is None:
+            return None
+        return [1 - (1 - chance) * HOPE / (HOPE + self._nodes) for chance in self._chains._if_reached()]
 
 
 def _own_counts(rows: Sequence[Request]) -> Doubles:

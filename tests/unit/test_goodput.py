@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.goodput import NEGLIGIBLE, Costs, Given, best_lengths, rate
+from orchestrator.core.goodput import NEGLIGIBLE, Costs, Given, best_depths, best_lengths, rate
 
 MOST = 3
 
@@ -77,3 +77,33 @@ def test_dearer_verification_shortens() -> None:
     totals = [best_lengths(survival, Given(8, 8.0), costs(1.0, token, 0.05, 0.0)).sum() for token in (0, 0.01, 0.1, 1)]
     assert totals == sorted(totals, reverse=True)
     assert totals[0] > totals[-1] == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(chances, min_size=1, max_size=4),
+    target=st.tuples(st.floats(0.01, 1), st.floats(0, 0.2)),
+    draft=st.tuples(st.floats(0, 1), st.floats(0, 0.1)),
+    replicas=st.integers(1, 3),
+    named=st.tuples(st.integers(0, 4), st.integers(0, 3)),
+    nodes=st.integers(1, 20),
+)
+def test_no_other_depth_of_trees_has_a_higher_rate(
+    rows: list[list[float]], target: tuple, draft: tuple, replicas: int, named: tuple, nodes: int
+) -> None:
+    survival = np.cumprod(np.array(rows), axis=1)
+    depth, count = named
+    given_ = Given(len(rows) + nodes * count, len(rows) + 0.5 * depth, depth * (count > 0), count)
+    costs_ = costs(*target, *draft, replicas)
+    lengths = best_depths(survival, given_, costs_, nodes)
+    rooms = (survival >= NEGLIGIBLE).sum(axis=1)
+    every = [rate(survival, np.minimum(d, rooms), given_, costs_, nodes) for d in range(MOST + 1)]
+    assert rate(survival, lengths, given_, costs_, nodes) == pytest.approx(max(every))
+
+
+def test_a_tree_by_hand() -> None:
+    survival, alone = np.array([[0.8, 0.64, 0.512]]), Given(tokens=1, expected=1)
+    costs_ = costs(1.0, 0.01, 0.25, 0.0)
+    assert rate(survival, np.array([2]), alone, costs_, nodes=8) == pytest.approx(2.44 / (1.09 + 0.5))
+    assert best_depths(survival, alone, costs_, 8).tolist() == [3]  # 1.8/1.34, 2.44/1.59, 2.95/1.84
+    assert best_depths(survival, alone, costs(1.0, 0.3, 0.25, 0.0), 8).tolist() == [0]  # 2.95/4.45 against 1/1.3

@@ -1,0 +1,118 @@
+"""Adaptive tree sizes under a virtual clock, against every fixed size and length on the same deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from virtual import Virtual, always, cpu, saturated
+
+from orchestrator.core.draft_length import CHAINS, SIZES
+from orchestrator.core.requests import Request
+
+
+def bushy(chance: float) -> Callable[[float, Request], float]:
+    """A drafter whose trees halve the misses of its chains with 8 nodes, and a quarter more with each doubling."""
+
+    def kept(now: float, row: Request) -> float:
+        return 1 - (1 - chance) * (0.5 * 0.75 ** np.log2(row.tree_nodes / 8) if row.tree_nodes else 1.0)
+
+    return kept
+
+
+def wide(seconds: float) -> Callable[[float], float]:
+    """A pass over so many rows of a draft that is bound by arithmetic from 32 on."""
+    return lambda rows: seconds * max(1.0, rows / 32)
+
+
+def adaptive(rows: int, *regime: Callable[..., float], **options: object) -> Virtual:
+    return Virtual(rows, *regime, sizes=SIZES, **options)  # type: ignore[arg-type]
+
+
+def fixed(rows: int, size: int, length: int, *regime: Callable[..., float]) -> Virtual:
+    return Virtual(rows, *regime, sizes=(size,), length=length)  # type: ignore[arg-type]
+
+
+def share_of_trees(virtual: Virtual, rounds: int) -> float:
+    return float(np.mean([size > 0 and max(asked) > 0 for asked, size in last(virtual, rounds)]))
+
+
+def last(virtual: Virtual, rounds: int) -> list[tuple[list[int], int]]:
+    return list(zip(virtual.lengths[-rounds:], virtual.sizes_asked[-rounds:], strict=True))
+
+
+REGIMES = {
+    "cheap verification": (cpu, wide(0.002), bushy(0.5)),
+    "dear verification": (saturated, wide(0.002), bushy(0.5)),
+    "trees keep no more": (cpu, wide(0.002), always(0.6)),
+    "a dear draft": (cpu, wide(0.012), bushy(0.6)),
+    "a useless draft": (cpu, wide(0.004), always(0.01)),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_it_comes_up_to_the_best_fixed_size_and_length(regime: str, rows: int) -> None:
+    found = adaptive(rows, *REGIMES[regime])
+    found.run(200)
+    rate = found.run(1500)
+    rates = {
+        (size, length): fixed(rows, size, length, *REGIMES[regime]).run(2000 // (3 + rows))
+        for size in SIZES
+        for length in (1, 2, 4, 6, 8, 12)
+    }
+    plain = fixed(rows, CHAINS, 0, *REGIMES[regime]).run(2000 // (3 + rows))
+    best = max(rates, key=rates.__getitem__)
+    assert rate >= 0.97 * plain, "slower than without a draft"
+    assert rate >= 0.94 * rates[best], f"{best} gives {rates[best]:.0f} tokens/s, adaptive {rate:.0f}"
+
+
+def test_trees_for_one_row_and_chains_for_many() -> None:
+    regime = saturated, wide(0.001), bushy(0.7)
+    few, many = adaptive(1, *regime), adaptive(64, *regime)
+    for virtual in (few, many):
+        virtual.run(400)
+    assert share_of_trees(few, 200) > 0.8
+    assert share_of_trees(many, 200) < 0.1
+
+
+def test_a_batch_that_grows_turns_from_trees_to_chains_and_back() -> None:
+    """A target that is free up to 16 tokens."""
+    virtual = adaptive(1, lambda tokens: 0.02 * max(1.0, tokens / 16), wide(0.001), bushy(0.6))
+    virtual.run(300)
+    assert share_of_trees(virtual, 100) > 0.8
+    virtual.rows = 64
+    virtual.run(300)
+    assert share_of_trees(virtual, 100) < 0.1
+    virtual.rows, virtual._running = 1, virtual._running[:1]
+    virtual.run(300)
+    assert share_of_trees(virtual, 100) > 0.8
+
+
+def test_off_when_useless_and_no_slower_than_without_a_draft() -> None:
+    regime = cpu, wide(0.010), always(0.05)
+    virtual, plain = adaptive(2, *regime, noise=0.0), fixed(2, CHAINS, 0, *regime)
+    virtual.run(100)
+    assert virtual.run(4000) > 0.98 * plain.run(4000)
+    drafted = [max(asked) > 0 for asked in virtual.lengths[-2000:]]
+    assert np.mean(drafted) < 0.02
+
+
+def test_a_drafter_whose_trees_get_good_later_is_noticed() -> None:
+    """Trees keep no more than chains up to 60 s."""
+    better = bushy(0.5)
+    virtual = adaptive(1, cpu, wide(0.002), lambda now, row: better(now, row) if now > 60 else 0.5)
+    while virtual.now < 60:
+        virtual.round()
+    virtual.run(3000)
+    assert share_of_trees(virtual, 300) > 0.8
+
+
+def test_rows_that_name_a_length_get_trees_where_they_pay() -> None:
+    """Their lengths stay; without plain rounds too."""
+    virtual = adaptive(1, cpu, wide(0.002), bushy(0.5), length=4)
+    virtual.run(300)
+    assert share_of_trees(virtual, 100) > 0.8
+    assert {max(asked) for asked in virtual.lengths[-100:]} <= {1, 2, 3, 4}
+    assert np.mean([max(asked) == 4 for asked in virtual.lengths[-100:]]) > 0.9
