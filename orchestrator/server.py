@@ -30,6 +30,7 @@ from pilotfish.v1 import generation_pb2_grpc
 
 PROGRAM = "pilotfish orchestrator"
 LIMITS = Limits()
+MAX_TREE_NODES = 256
 DRAFT_GRACE_S = 10.0  # how long the start waits for a draft once the target answers
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,12 @@ def _checked_length(value: object) -> object:
     """In one sentence, where the union would give one for each of its members."""
     if value != "auto" and not (str(value).isdecimal() and int(str(value)) <= MAX_DRAFT_LENGTH):
         raise ValueError(f"must be auto or a number from 0 to {MAX_DRAFT_LENGTH}")
+    return value
+
+
+def _checked_tree(value: object) -> object:
+    if value not in ("auto", "off") and not (str(value).isdecimal() and 1 <= int(str(value)) <= MAX_TREE_NODES):
+        raise ValueError(f"must be auto, off or a number from 1 to {MAX_TREE_NODES}")
     return value
 
 
@@ -69,6 +76,10 @@ class OrchestratorSettings(Settings):
     """Draft tokens per round and request, for requests that name none. auto chooses from round to round what gives
     the most tokens per second, by measured times and acceptance; none while a draft does not pay."""
 
+    draft_tree: Annotated[Literal["auto", "off"] | int, BeforeValidator(_checked_tree)] = "auto"
+    """Draft tokens of a tree, from drafters that grow trees; their longest path is the draft length. auto chooses from
+    round to round, and chains where these give more; off asks for chains."""
+
     acceptance: Literal["match", "ratio", "block"] = "ratio"
     """Rule for unseeded sampling. Every rule is exact; block keeps slightly more than ratio, match less."""
 
@@ -98,6 +109,13 @@ class OrchestratorSettings(Settings):
     """How long requests wait for a target that went away before they fail."""
 
 
+def _tree_nodes(setting: Literal["auto", "off"] | int) -> int | None:
+    """As in ``Limits``."""
+    if setting == "auto":
+        return None
+    return 0 if setting == "off" else int(setting)
+
+
 class Orchestrator:
     """The parts, wired together; ``start`` and ``stop`` it inside a running event loop.
 
@@ -120,6 +138,7 @@ class Orchestrator:
             max_prefill_tokens=settings.max_prefill_tokens,
             max_waiting=settings.max_waiting,
             support_limit=settings.support_limit,
+            tree_nodes=_tree_nodes(settings.draft_tree),
         )
         self._trace = ChromeTrace(settings.trace) if settings.trace is not None else NO_TRACE
         self._reader = FeatureReader(settings.target)

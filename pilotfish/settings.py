@@ -38,7 +38,15 @@ from pilotfish.errors import PilotfishError
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
 USAGE_ERROR = 2
-_METAVARS = {"str": "TEXT", "int": "N", "float": "X", "Path": "PATH", "list[str]": "TEXT", "{auto,int}": "auto|N"}
+_METAVARS = {
+    "str": "TEXT",
+    "int": "N",
+    "float": "X",
+    "Path": "PATH",
+    "list[str]": "TEXT",
+    "{auto,int}": "auto|N",
+    "{{auto,off},int}": "auto|N|off",
+}
 _NOT_A_DEFAULT = re.compile(r" \(default: (null)?\)| \(default factory: \w+\)")
 # Kubernetes describes every service of a namespace to every container so; it knows nothing of our settings.
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?")

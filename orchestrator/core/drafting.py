@@ -121,13 +121,11 @@ class Drafting:
     Args:
         support_limit: most ids in a support.
         max_catch_up: most tokens that a catch-up step feeds to a replica.
-        tree_nodes: most nodes in a proposal; 0 asks for chains.
     """
 
-    def __init__(self, support_limit: int, max_catch_up: int, tree_nodes: int = 0) -> None:
+    def __init__(self, support_limit: int, max_catch_up: int) -> None:
         self._support_limit = support_limit
         self._max_catch_up = max_catch_up
-        self._tree_nodes = tree_nodes
         self.replicas: dict[str, Replica] = {}
         self._target: Grant | None = None  # the last that was opened
         self._reading: set[DraftPlace] = set()  # places that a read is under way for
@@ -358,8 +356,8 @@ class Drafting:
         part = _part(request, place, request.length - place.lookahead, length, length)
         if place.lookahead and part.missing:
             return None
-        if self._tree_nodes > length and replica.capabilities.tree_width:
-            tree = part._replace(nodes=self._tree_nodes)
+        if request.tree_nodes > length and replica.capabilities.tree_width:
+            tree = part._replace(nodes=request.tree_nodes)
             if tree.nodes <= nodes_left and _reserve_nodes(replica, tree):
                 return tree
         return part if length <= nodes_left and _reserve_nodes(replica, part) else None
@@ -374,7 +372,7 @@ class Drafting:
             rows=token_rows([part.row() for part in parts], copies),
             sampling=sampling_rows(requests, params),
             draft_lengths=np.array([part.draft_length for part in parts], np.int32),
-            node_limits=np.array([part.nodes for part in parts], np.int32) if self._tree_nodes else empty_ints(),
+            node_limits=_node_limits(parts),
             proposal_kinds=params["proposal_kind"],
             support_limit=self._support_limit,
             features=_features(replica, parts) if replica.wants_features else None,
@@ -450,6 +448,13 @@ def _features(replica: Replica, parts: Sequence[_Part]) -> Array:
 def _reserve_nodes(replica: Replica, part: _Part) -> bool:
     slots = part.end + draft_slots(part.draft_length, part.nodes, replica.capabilities.tree_width)
     return slots <= replica.grant.max_len and _reserve(part.place.cache, slots)
+
+
+def _node_limits(parts: Sequence[_Part]) -> Ints:
+    """Most nodes of each row's proposal; none are said if all are chains."""
+    if all(part.nodes <= part.draft_length for part in parts):
+        return empty_ints()
+    return np.array([part.nodes for part in parts], np.int32)
 
 
 def _reserve(cache: RowCache, slots: int) -> bool:

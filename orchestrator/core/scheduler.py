@@ -19,7 +19,7 @@ the newest row is preempted: it gives its pages up and is prefilled again later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -29,8 +29,8 @@ import numpy as np
 from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.chains import match_chains, ratio_chains
-from orchestrator.core.draft_length import DraftLengths, Round
-from orchestrator.core.drafting import Drafting, DraftPlan, FeatureRead
+from orchestrator.core.draft_length import CHAINS, SIZES, DraftLengths, Round
+from orchestrator.core.drafting import Drafting, DraftPlan, FeatureRead, Replica
 from orchestrator.core.features import Features, count_of, split
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
@@ -69,8 +69,14 @@ class Limits:
     """Requests that may wait; more are refused."""
     support_limit: int = 64
     """Most ids in a draft support. More accepts slightly more, and costs 8 bytes each per draft token."""
-    tree_nodes: int = 0
-    """Most nodes in a proposal, for drafters that propose trees; 0 asks for chains."""
+    tree_nodes: int | None = 0
+    """Nodes in a proposal, for drafters that grow trees; 0 asks for chains. None: the server chooses, from round to
+    round."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The menu of ``DraftLengths``."""
+        return SIZES if self.tree_nodes is None else (self.tree_nodes,)
 
 
 @dataclass(slots=True)
@@ -157,13 +163,13 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.drafting = Drafting(limits.support_limit, limits.max_prefill_tokens, limits.tree_nodes)
+        self.drafting = Drafting(limits.support_limit, limits.max_prefill_tokens)
         self.target: Target | None = None
         self.rows: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
-        self._lengths = DraftLengths()
+        self._lengths = DraftLengths(limits.sizes)
         self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
         self._timed: list[_Timed] = []  # not yet learnt from
 
@@ -185,6 +191,7 @@ class Scheduler:
             self._require_fit(request, self.target)
         self._arrivals += 1
         request.arrival = self._arrivals
+        request.tree_nodes = self.limits.tree_nodes or CHAINS
         self._requests[request.id] = request
         self.waiting.append(request)
 
@@ -228,8 +235,9 @@ class Scheduler:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether any row leaves its draft length to the server."""
-        return any(request.params.draft_length is None for request in self.rows)
+        """Whether any row leaves its draft length, or the size of its trees, to the server."""
+        chooses_sizes = self.limits.tree_nodes is None and _grow_trees(self.drafting.replicas.values())
+        return chooses_sizes or any(request.params.draft_length is None for request in self.rows)
 
     def plan_proposals(self) -> dict[str, DraftPlan]:
         """What each replica is to propose for the running rows, as far as the target's step has room."""
@@ -254,7 +262,7 @@ class Scheduler:
         if not drafters <= self._drafters:
             self._lengths.forget_draft()
             self._drafters = drafters
-        self._lengths.choose(self.rows, len(usable))
+        self._lengths.choose(self.rows, len(usable), trees=_grow_trees(usable))
 
     def timed(
         self,
@@ -277,7 +285,7 @@ class Scheduler:
     def plan_target(self, drafts: Mapping[str, DraftPlan]) -> TargetPlan:
         """Chooses rows and allocates pages for the worst case of the proposals asked for."""
         assert self.target is not None
-        running, preempted = self._plan_running(_nodes_asked(drafts))
+        running, preempted = self._plan_running({name: nodes for name, (_, nodes) in _asked(drafts).items()})
         used = sum(1 + row.room for row in running)
         budget = min(self.target.grant.max_step_tokens - used, self.limits.max_prefill_tokens)
         prefills: list[RowPlan] = []
@@ -521,7 +529,8 @@ def _next_round_slots(request: Request) -> int:
 
 def _round(timed: _Timed) -> Round:
     """A round as the choice of draft lengths sees it."""
-    lengths = [plan.step.draft_lengths for plan in timed.drafts.values()]
+    asked = _asked(timed.drafts)
+    sizes = [nodes for length, nodes in asked.values() if nodes > length]
     runs = [run for run in timed.runs if run.is_round]
     judged = [run for run in runs if run.drafted]
     kept = np.array([run.kinds.count(TokenKind.ACCEPTED) for run in judged], np.int64)
@@ -531,15 +540,16 @@ def _round(timed: _Timed) -> Round:
         rows=len(runs),
         tokens=len(timed.batch.step.rows.token_ids),
         committed=sum(len(run.token_ids) for run in runs),
-        depth=max((int(each.max()) for each in lengths), default=0),
-        drafted=sum(int(each.sum()) for each in lengths),
-        replicas=len(lengths),
+        depth=max((length for length, _ in asked.values()), default=0),
+        drafted=sum(nodes for _, nodes in asked.values()),
+        nodes=max(sizes, default=CHAINS),
+        replicas=len(timed.drafts),
         has_prefill=not all(row.is_round for row in timed.batch.rows),
         caught_up=timed.caught_up,
         was_delayed=any(plan.is_delayed for plan in timed.drafts.values()),
         judged=[run.request for run in judged],
         kept=kept,
-        spoken_on=kept + np.array([run.kinds[-1] is TokenKind.RECOVERED for run in judged], np.int64),
+        spoken_on=kept + np.array([_has_failed(run, *asked.get(run.request.id, (0, 0))) for run in judged], np.int64),
     )
 
 
@@ -548,13 +558,27 @@ def _prefilled(batch: TargetBatch) -> int:
     return sum(row.end - row.start for row in batch.rows if not row.is_round)
 
 
-def _nodes_asked(drafts: Mapping[str, DraftPlan]) -> dict[str, int]:
-    """Most nodes that each row's proposal may have."""
-    nodes: dict[str, int] = {}
+def _has_failed(run: Run, length: int, nodes: int) -> bool:
+    """Whether the target wrote on where the proposal did not: it took another token, or a tree had no further one."""
+    if run.kinds[-1] is TokenKind.RECOVERED:
+        return True
+    is_leaf = run.kinds[-1] is TokenKind.BONUS and nodes > length
+    return is_leaf and len(run.kinds) - 1 < length
+
+
+def _asked(drafts: Mapping[str, DraftPlan]) -> dict[str, tuple[int, int]]:
+    """Longest path and most nodes that each row was asked for, by request id; as many of a chain."""
+    asked: dict[str, tuple[int, int]] = {}
     for plan in drafts.values():
-        limits = plan.step.node_limits if len(plan.step.node_limits) else plan.step.draft_lengths
-        nodes |= {request.id: int(limit) for (request, _), limit in zip(plan.rows, limits, strict=True)}
-    return nodes
+        lengths = plan.step.draft_lengths
+        limits = plan.step.node_limits if len(plan.step.node_limits) else lengths
+        rows = zip(plan.rows, lengths.tolist(), limits.tolist(), strict=True)
+        asked |= {request.id: (length, limit) for (request, _), length, limit in rows}
+    return asked
+
+
+def _grow_trees(replicas: Iterable[Replica]) -> bool:
+    return any(replica.capabilities.tree_width for replica in replicas)
 
 
 def _part(row: RowPlan) -> RowPart:

@@ -45,6 +45,8 @@ class Plan:
     """Profile to simulate the workers by; None runs the models."""
     trace: Path | None = None
     """File for the orchestrator's trace; None writes none."""
+    draft_tree: str = "auto"
+    """Draft tokens of a tree, or auto, or off."""
     share_cores: Path | None = None
     """File by which the workers lend each other their cores."""
 
@@ -67,6 +69,7 @@ class Plan:
         workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
         model = ["--model", str(self.target.folder), "--name", self.target.label]
         length = ["--draft-length", self.draft_length]
+        length += ["--draft-tree", self.draft_tree] if self.draft_tree != "auto" else []
         trace = ["--trace", str(self.trace)] if self.trace is not None else []
         return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *trace, *self._logging())
 

@@ -23,6 +23,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_DRAFT_LENGTH = 64  # the orchestrator's; known here so that nothing is loaded for one that it refuses
+MAX_TREE_NODES = 256  # alike
 _GRACE_S = 10.0
 _COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
 
@@ -30,6 +31,12 @@ _COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
 def _checked_length(text: str) -> str:
     if text != "auto" and not (text.isdecimal() and int(text) <= MAX_DRAFT_LENGTH):
         raise typer.BadParameter(f"{text!r} is neither auto nor a number from 0 to {MAX_DRAFT_LENGTH}")
+    return text
+
+
+def _checked_tree(text: str) -> str:
+    if text not in ("auto", "off") and not (text.isdecimal() and 1 <= int(text) <= MAX_TREE_NODES):
+        raise typer.BadParameter(f"{text!r} is neither auto nor off nor a number from 1 to {MAX_TREE_NODES}")
     return text
 
 
@@ -56,6 +63,14 @@ def up(
             metavar="auto|K",
             callback=_checked_length,
             help="Draft tokens a round, where a request names none. auto chooses by what pays; 0 never drafts.",
+        ),
+    ] = "auto",
+    draft_tree: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|N|off",
+            callback=_checked_tree,
+            help="Draft tokens of a tree, from drafts that grow trees. auto chooses by what pays; off drafts chains.",
         ),
     ] = "auto",
     replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Draft processes.")] = 1,
@@ -105,6 +120,7 @@ def up(
         target=model,
         draft=_draft(model, draft, draft_layers) if simulate is None or draft == "none" else model,
         draft_length=draft_length,
+        draft_tree=draft_tree,
         replicas=replicas,
         dtype=dtype,
         pages=pages,

@@ -240,7 +240,7 @@ class FakeDraft:
             node_counts=np.array(counts, np.int32),
             token_ids=np.array(nodes, np.int32),
             compute_us=0,
-            parents=np.array(parents, np.int32) if self.branches > 1 else np.zeros(0, np.int32),
+            parents=np.array(parents if len(step.node_limits) else [], np.int32),
             supports=Supports(np.array([len(ids) for ids in supports], np.int32), _flat(supports, np.int32))
             if has_q
             else Supports(),
@@ -266,12 +266,13 @@ class FakeDraft:
     def _tree(self, step: DraftStep, row: int, root: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
         """(token, parent, history) of each node, breadth first."""
         limit = int(step.node_limits[row]) if len(step.node_limits) else int(step.draft_lengths[row])
+        branches = self.branches if limit > step.draft_lengths[row] else 1
         tree: list[tuple[int, int, tuple[int, ...]]] = []
         level = [(-1, root)]
         for _ in range(int(step.draft_lengths[row])):
             following = []
             for parent, history in level:
-                for token in self._children(step, row, history):
+                for token in self._children(step, row, history)[:branches]:
                     if len(tree) < limit:
                         tree.append((token, parent, (*history, token)))
                         following.append((len(tree) - 1, tree[-1][2]))

@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from fakes import plain_text
+from simulator import Costs, Simulator
 from virtual import Virtual, always, cpu, saturated
 
 from orchestrator.core.draft_length import CHAINS, SIZES
 from orchestrator.core.requests import Request
+from orchestrator.core.scheduler import Limits
 
 
 def bushy(chance: float) -> Callable[[float, Request], float]:
@@ -116,3 +119,64 @@ def test_rows_that_name_a_length_get_trees_where_they_pay() -> None:
     assert share_of_trees(virtual, 100) > 0.8
     assert {max(asked) for asked in virtual.lengths[-100:]} <= {1, 2, 3, 4}
     assert np.mean([max(asked) == 4 for asked in virtual.lengths[-100:]]) > 0.9
+
+
+# The scheduler
+
+
+def tree_simulator(agreement: float, tree_nodes: int | None, branches: int = 3) -> Simulator:
+    simulator = Simulator(Limits(tree_nodes=tree_nodes), target_costs=Costs(1000, 2))
+    simulator.open_target(pages=300)
+    simulator.open_draft("d0", pages=600, agreement=agreement, branches=branches, costs=Costs(50, 0))
+    return simulator
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 50, length).tolist()
+
+
+def nodes_drafted(simulator: Simulator) -> list[int]:
+    return [int(line.split()[-2]) for line in simulator.trace if line.startswith("  verify ")]
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.6])
+@pytest.mark.parametrize("tree_nodes", [None, 12])
+def test_the_text_is_the_targets_own_whatever_is_chosen(agreement: float, tree_nodes: int | None) -> None:
+    simulator = tree_simulator(agreement, tree_nodes)
+    for index in range(3):
+        simulator.submit(f"r{index}", prompt(index, 45), 80, None, temperature=float(index), seed=index)
+    simulator.run()
+    for index in range(3):
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 45), 80, float(index), index)
+
+
+def test_trees_are_asked_for_once_they_are_known_to_pay() -> None:
+    simulator = tree_simulator(0.3, None)
+    simulator.submit("r", prompt(1, 45), 400, None, temperature=1.0)
+    simulator.run()
+    nodes = nodes_drafted(simulator)
+    assert max(nodes[:10]) <= 4, "calibrated with chains"
+    assert np.mean([count >= 8 for count in nodes[-40:]]) > 0.7
+
+
+def test_a_size_that_is_named_is_kept_and_one_of_zero_means_chains() -> None:
+    for size in (0, 12):
+        simulator = tree_simulator(0.6, size)
+        simulator.submit("r", prompt(1, 45), 100, 3, temperature=1.0)
+        simulator.run()
+        assert {count for count in nodes_drafted(simulator)[1:-6] if count} == {size or 3}
+
+
+def test_rows_that_all_name_a_length_have_their_sizes_chosen_too() -> None:
+    simulator = tree_simulator(0.3, None)
+    simulator.submit("r", prompt(1, 45), 400, 4, temperature=1.0)
+    simulator.run()
+    assert np.mean([count >= 8 for count in nodes_drafted(simulator)[-60:-10]]) > 0.7
+
+
+def test_a_drafter_of_chains_alone_is_asked_for_chains() -> None:
+    simulator = tree_simulator(0.6, None, branches=1)
+    simulator.submit("r", prompt(1, 45), 200, None)
+    simulator.run()
+    assert max(nodes_drafted(simulator)) <= 16
+    assert simulator.texts["r"] == plain_text(prompt(1, 45), 200)

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 from processes import runs
+from pydantic import ValidationError
 from tiny_heads import FORMATS, LLAMA
 from typer.testing import CliRunner
 
-from orchestrator import admission
+from orchestrator import admission, server
 from pilotfish.cli.main import app
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
-from pilotfish.cli.up import MAX_DRAFT_LENGTH
+from pilotfish.cli.up import MAX_DRAFT_LENGTH, MAX_TREE_NODES
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,6 +137,7 @@ def test_one_signal_stops_all_in_order(deployment: Deployment, number: signal.Si
 
 def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     flags = ["--draft-length", "6", "--dtype", "float32", "--pages", "40", "--draft-layers", "2", "--trace", "t"]
+    flags += ["--draft-tree", "16"]
     with deployment.up(*flags) as process:
         assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
         (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
@@ -148,7 +150,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     ]
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
-        *["--model", model, "--name", model, "--draft-length", "6", "--trace", "t"],
+        *["--model", model, "--name", model, "--draft-length", "6", "--draft-tree", "16", "--trace", "t"],
         *["--log-level", "warning", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
@@ -272,6 +274,14 @@ def test_the_longest_draft_is_the_orchestrator_s() -> None:
     assert MAX_DRAFT_LENGTH == admission.MAX_DRAFT_LENGTH
     for text in (str(MAX_DRAFT_LENGTH + 1), "-1", "many"):
         assert CliRunner().invoke(app, ["up", "--draft-length", text]).exit_code == 2
+
+
+def test_the_biggest_tree_is_the_orchestrator_s() -> None:
+    assert MAX_TREE_NODES == server.MAX_TREE_NODES
+    for text in (str(MAX_TREE_NODES + 1), "0", "many"):
+        assert CliRunner().invoke(app, ["up", "--draft-tree", text]).exit_code == 2
+        with pytest.raises(ValidationError, match="must be auto, off or a number from 1 to 256"):
+            server.OrchestratorSettings(model=Path("m"), draft_tree=text)  # type: ignore[arg-type]
 
 
 def test_a_taken_port_is_refused_before_anything_starts(deployment: Deployment) -> None:
