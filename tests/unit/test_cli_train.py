@@ -73,3 +73,20 @@ def test_bad_flags_are_refused(
     result = CliRunner().invoke(app, ["train", "capture", *given])
     assert result.exit_code == code
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--draft-layers", "first"], 2, "--draft-layers is 'first'"),
+        (["--scheme", "eagle3", "--norms", "none"], 1, "norms is 'none'"),
+        ([], 1, "`pilotfish train capture --out"),
+    ],
+)
+def test_bad_fits_are_refused(
+    model_folder: Callable[..., Path], tmp_path: Path, flags: list[str], code: int, message: str
+) -> None:
+    given = ["--target-model", str(model_folder("llama")), "--data", str(tmp_path), "--out", str(tmp_path), *flags]
+    result = CliRunner().invoke(app, ["train", "fit", *given])
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.replace("│", " ").split())
