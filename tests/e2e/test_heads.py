@@ -41,10 +41,12 @@ class Pair:
 
 @dataclass
 class Recording(Drafter):
-    """A drafter that notes every pair it is sent."""
+    """A drafter that notes every pair it is sent, and how much it proposes."""
 
     drafter: Drafter
     pairs: list[Pair] = field(default_factory=list)
+    largest: int = 0
+    """Nodes of the largest proposal."""
 
     def __post_init__(self) -> None:
         self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
@@ -59,7 +61,9 @@ class Recording(Drafter):
         for begin, length, start in zip(rows.row_offsets, rows.lengths, rows.starts, strict=False):
             for i in range(length):
                 self.pairs.append(Pair(int(start) + i, int(rows.token_ids[begin + i]), states[begin + i]))
-        return self.drafter.propose(step)
+        proposals = self.drafter.propose(step)
+        self.largest = max(self.largest, *proposals.node_counts.tolist())
+        return proposals
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +103,21 @@ def seeded(client: Client, seed: int, **params: Any) -> list[tuple[int, ...]]:
     return [client.generate(prompt, asked).token_ids for prompt in PROMPTS[:2]]
 
 
+@pytest.mark.parametrize("tree", ["off", "12"])
 @pytest.mark.parametrize("name", HEADS)
-def test_a_head_changes_no_text(name: str, target_folder: Path, tmp_path: Path) -> None:
+def test_a_head_changes_no_text(name: str, tree: str, target_folder: Path, tmp_path: Path) -> None:
     """Greedy text is Hugging Face's, seeded text what the target draws without a draft; alone and together."""
-    drafter = load(FORMATS[name].write(tmp_path), target_folder)
-    wanted = greedy(target_folder)
-    with serving(target_folder, drafter, features=drafter.info.features) as deployment, deployment.client() as client:
+    drafter = Recording(load(FORMATS[name].write(tmp_path), target_folder, tree_width=4))
+    wanted, features = greedy(target_folder), drafter.info.features
+    with (
+        serving(target_folder, drafter, features=features, draft_tree=tree) as deployment,
+        deployment.client() as client,
+    ):
         for prompt in PROMPTS:
             completion = client.generate(prompt, SamplingParams(max_tokens=40))
             assert completion.token_ids == wanted[prompt]
             assert completion.usage.drafted > 0
+        assert drafter.largest == (4 if tree == "off" else 12)
         with ThreadPoolExecutor(8) as pool:
             together = pool.map(lambda prompt: client.generate(prompt, SamplingParams(max_tokens=40)), PROMPTS * 2)
         for prompt, completion in zip(PROMPTS * 2, together, strict=True):
@@ -120,14 +129,18 @@ def test_a_head_changes_no_text(name: str, target_folder: Path, tmp_path: Path) 
         deployment.check_pools()
 
 
-def test_a_head_is_sent_true_states_beside_the_tokens_that_follow(target_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tree", ["off", "12"])
+def test_a_head_is_sent_true_states_beside_the_tokens_that_follow(
+    tree: str, target_folder: Path, tmp_path: Path
+) -> None:
     written = FORMATS["eagle3"]
     recording = Recording(load(written.write(tmp_path), target_folder))
     layers = [int(name.removeprefix("hidden.")) for name in written.features]
     from transformers import AutoTokenizer
 
     model, tokenizer = load_reference(target_folder), AutoTokenizer.from_pretrained(target_folder)
-    with serving(target_folder, recording, features=written.features) as deployment, deployment.client() as client:
+    serve = serving(target_folder, recording, features=written.features, draft_tree=tree)
+    with serve as deployment, deployment.client() as client:
         for prompt in PROMPTS:
             recording.pairs.clear()
             completion = client.generate(prompt, SamplingParams(max_tokens=40, ignore_eos=True))
@@ -171,14 +184,18 @@ def _write(written: Written, weights: dict[str, torch.Tensor], folder: Path) -> 
     return folder
 
 
-def test_a_head_that_knows_the_target_has_every_token_kept(tmp_path: Path) -> None:
-    """Norms are scale-free, so that RMS norm of an embedding behind an identity is the target's own last state."""
+@pytest.mark.parametrize(("tree", "kept"), [("off", 1.0), ("12", 0.8)])
+def test_a_head_that_knows_the_target_has_its_tokens_kept(tree: str, kept: float, tmp_path: Path) -> None:
+    """All of a chain; of a tree those that it did not leave out for the sake of its breadth.
+
+    Norms are scale-free, so that RMS norm of an embedding behind an identity is the target's own last state.
+    """
     target = bigram_target(tmp_path / "target")
     drafter = load(knowing_head(target, tmp_path / "head"), target)
-    with serving(target, drafter, features=("final",)) as deployment, deployment.client() as client:
+    with serving(target, drafter, features=("final",), draft_tree=tree) as deployment, deployment.client() as client:
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=41, ignore_eos=True, temperature=temperature, seed=7, draft_length=4)
             for prompt in PROMPTS[:2]:
                 usage = client.generate(prompt, params).usage
-                assert usage.accepted == usage.drafted
+                assert usage.accepted >= kept * usage.drafted
                 assert usage.rounds <= 10
