@@ -29,8 +29,8 @@ class DraftConfig(WorkerConfig):
     model_config = SettingsConfigDict(env_prefix="PILOTFISH_DRAFT_")
 
     drafter: str = "auto"
-    """Drafting method. model: a small language model of the target's tokenizer; mtp, eagle, eagle3: a head on the
-    target's hidden states; auto: what the folder holds."""
+    """Drafting method. model: a small language model of the target's tokenizer; mtp, eagle, eagle3, medusa: a
+    head on the target's hidden states; auto: what the folder holds."""
 
     model: Path | None = None
     """Folder of the drafter: a Hugging Face model, or a head. The target's own makes a draft with --quantize int8 or
@@ -54,7 +54,8 @@ class DraftConfig(WorkerConfig):
     """Most nodes that a head runs per level of a tree, and children of each that it looks at. 0 drafts chains only."""
 
     tree: Path | None = None
-    """JSON list of paths of ranks, as EAGLE and Medusa publish them: the shape of trees whose tokens are sampled."""
+    """JSON list of paths of ranks, as EAGLE-1 and Medusa publish them: the shape of all trees. Left out: trees grow to
+    their likeliest nodes, but those whose tokens are sampled have a shape of ours."""
 
     def switches(self) -> Switches:
         """What was said against a head's config.json."""

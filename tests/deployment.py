@@ -157,7 +157,7 @@ class Deployment:
         for index in range(len(self._drafters)):
             await self.start_draft(index)
         defaults: dict[str, Any] = {"model": self._folder, "target": self.target.address, "listen": "127.0.0.1:0"}
-        defaults["draft_length"] = 4  # what is drafted must not depend on times here
+        defaults |= {"draft_length": 4, "draft_tree": "off"}  # what is drafted must not depend on times here
         defaults |= {"draft": [draft.address for draft in self.drafts.values()]}
         self.orchestrator = Orchestrator(OrchestratorSettings(**(defaults | self._settings)), **self._kinds)
         try:

@@ -69,6 +69,12 @@ def _head(kind: str, config: DraftConfig, folder: Path) -> Drafter:
     return load_head(config, folder, kind)
 
 
+def _medusa(config: DraftConfig, folder: Path) -> Drafter:
+    from draft_svc.drafters.medusa_loading import load_medusa
+
+    return load_medusa(config, folder)
+
+
 def _simulated(config: DraftConfig, profile: str) -> Drafter:
     from draft_svc.drafters.simulated import SimulatedDrafter
     from pilotfish.simulate.model import read_model
@@ -90,6 +96,7 @@ DRAFTERS: dict[str, Callable[[DraftConfig, Path], Drafter]] = {
     "mtp": partial(_head, "mtp"),
     "eagle": partial(_head, "eagle"),
     "eagle3": partial(_head, "eagle3"),
+    "medusa": _medusa,
 }
 
 

@@ -1,7 +1,8 @@
 """Drafts trees, level by level, with whatever gives logits; how they grow, ``trees`` says.
 
 Proposals that are a function of the past grow as in EAGLE-2, whatever draws the children: the likeliest
-tokens, or those ahead in the race of the target's own draws. Sampled ones have a fixed shape.
+tokens, or those ahead in the race of the target's own draws. Sampled ones have a fixed shape, and so have all
+if one is given, as in EAGLE-1 and Medusa.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from draft_svc.drafters.chains import Run
 from draft_svc.drafters.children import Children, drawn_children, likeliest_children, matched_children
-from draft_svc.drafters.tree_shapes import Shape
+from draft_svc.drafters.tree_shapes import DEFAULT, Shape
 from draft_svc.drafters.trees import DynamicTree, Nodes, StaticTree, Tree
 from pilotfish.runtime import sampling
-from pilotfish.runtime.slots import Longs, TreeRows
+from pilotfish.runtime.slots import Bools, Longs, TreeRows
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
 
@@ -27,7 +28,16 @@ class TreeRun(Run, Protocol):
         """Runs the nodes of a level of trees behind tokens of this run, i64[nodes]."""
 
 
-def draft_trees(step: DraftStep, rows: Longs, run: TreeRun, *, width: int, shape: Shape) -> dict[int, Nodes]:
+def wants_tree(step: DraftStep, width: int) -> Bools:
+    """Which rows of a step are to be answered with trees, by a drafter of that ``tree_width``; bool[rows]."""
+    if not (width and len(step.node_limits)):
+        return np.zeros(len(step.draft_lengths), np.bool_)
+    return (step.node_limits > step.draft_lengths) & (step.draft_lengths > 0)
+
+
+def draft_trees(
+    step: DraftStep, rows: Longs, run: TreeRun, *, width: int, shape: Shape | None = None, drawn: Shape = DEFAULT
+) -> dict[int, Nodes]:
     """Trees for those rows of a step, whose tokens are in ``run``; by row.
 
     Args:
@@ -35,9 +45,10 @@ def draft_trees(step: DraftStep, rows: Longs, run: TreeRun, *, width: int, shape
         rows: indices into it, i64[n].
         run: of the step's tokens.
         width: most nodes run per level.
-        shape: of trees whose tokens are sampled.
+        shape: of all trees; None: they grow to the likeliest nodes.
+        drawn: of trees whose tokens are sampled, which cannot grow so.
     """
-    growing = {row: _plant(step, row, width, shape) for row in rows.tolist()}
+    growing = {row: _plant(step, row, width, shape, drawn) for row in rows.tolist()}
     trees = dict(growing)
     firsts = dict(zip(growing, (step.rows.row_offsets[1:][rows] - 1).tolist(), strict=True))
     while growing:  # firsts: where each tree's part of the run begins; at first that is the root alone
@@ -51,11 +62,11 @@ def draft_trees(step: DraftStep, rows: Longs, run: TreeRun, *, width: int, shape
     return {row: tree.finish() for row, tree in trees.items()}
 
 
-def _plant(step: DraftStep, row: int, width: int, shape: Shape) -> Tree:
+def _plant(step: DraftStep, row: int, width: int, shape: Shape | None, drawn: Shape) -> Tree:
     limit, depth = int(step.node_limits[row]), int(step.draft_lengths[row])
-    if step.proposal_kinds[row] == ProposalKind.SAMPLED:
-        return StaticTree(shape, limit, depth, width)
-    return DynamicTree(limit, depth, width)
+    if shape is None and step.proposal_kinds[row] == ProposalKind.SAMPLED:
+        shape = drawn
+    return DynamicTree(limit, depth, width) if shape is None else StaticTree(shape, limit, depth, width)
 
 
 def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, int], run: Run) -> None:

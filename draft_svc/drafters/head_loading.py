@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,11 @@ from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, MASK, OFFSETS
 from draft_svc.drafters.heads import FeatureDrafter, Parts
 from draft_svc.drafters.kinds import describe, target_folder_of
 from draft_svc.drafters.pair_head import PairSpec
-from draft_svc.drafters.tree_shapes import DEFAULT, read_shape
+from draft_svc.drafters.tree_shapes import read_shape
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime import weights as runtime
 from pilotfish.runtime.allocation import returned_when_freed
-from pilotfish.runtime.config import read_json
+from pilotfish.runtime.config import ModelConfig, read_json
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import resolve_device, resolve_dtype
 from pilotfish.runtime.models.kernels import choose_kernels
@@ -54,7 +55,7 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
     spec = describe(folder, config.target_model, config.switches(), kind)
     assert spec is not None
     target = target_folder_of(checkpoint, config.target_model)
-    tokenizer = _folder_with(folder, target, "tokenizer.json")
+    tokenizer = folder_with(folder, target, "tokenizer.json")
     device = resolve_device(config.device)
     # Where states of the target are wider than the head's, its first projection reads them one by one.
     kernels = choose_kernels(
@@ -68,10 +69,9 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
     vocab_limit = min(spec.config.vocab_size, tokenizer_vocab_size(tokenizer))
     with returned_when_freed():
         head = spec.build(_parts(spec, checkpoint, target, kernels, vocab_limit))
-    suffix = "" if config.quantize == "none" else f":{config.quantize}"
     info = ModelInfo(
-        model_id=config.name or folder.resolve().name + suffix,
-        weights_hash=_hash(checkpoint, target, config),
+        model_id=model_id(config, folder),
+        weights_hash=drafter_hash(checkpoint, target, config),
         tokenizer_hash=tokenizer_hash(tokenizer),
         vocab_size=spec.config.vocab_size,
         max_len=spec.config.limit_len(config.max_len),
@@ -87,11 +87,17 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
         pages=config.pages,
         page_size=config.page_size,
         tree_width=config.tree_width,
-        shape=DEFAULT if config.tree is None else read_shape(config.tree),
+        shape=None if config.tree is None else read_shape(config.tree),
     )
 
 
-def _folder_with(head: Path, target: Path | None, name: str) -> Path:
+def model_id(config: DraftConfig, folder: Path) -> str:
+    """The drafter's name: as given, else its folder's, and how it is rounded."""
+    suffix = "" if config.quantize == "none" else f":{config.quantize}"
+    return config.name or folder.resolve().name + suffix
+
+
+def folder_with(head: Path, target: Path | None, name: str) -> Path:
     """The head's folder if it holds the file, else the target's."""
     if (head / name).is_file():
         return head
@@ -103,7 +109,7 @@ def _folder_with(head: Path, target: Path | None, name: str) -> Path:
 def _parts(
     spec: PairSpec | Eagle3Spec, checkpoint: Checkpoint, target: Path | None, kernels: Kernels, vocab_limit: int
 ) -> Parts:
-    stored = _read_tensors(checkpoint.folder, set(spec.names.values()))
+    stored = read_tensors(checkpoint.folder, set(spec.names.values()))
     weights = {name: stored[spec.names[name]] for name in spec.names}
     _add_from_target(weights, spec, checkpoint.folder, target)
     token_ids = None
@@ -130,15 +136,19 @@ def _add_from_target(
         raise InvalidArgumentError(
             f"target_model is missing; {folder} holds no {' and no '.join(missing)}, so --target-model FOLDER must"
         )
+    weights |= of_target(target, missing, spec.config)
+
+
+def of_target(target: Path, names: Sequence[str], config: ModelConfig) -> dict[str, Tensor]:
+    """The target's embeddings or output layer, by our names, [vocab, hidden] of ``config`` each."""
     is_tied = read_json(target, "config.json").get("tie_word_embeddings") is True
-    names = {EMBEDDINGS: runtime.EMBEDDINGS, HEAD: runtime.EMBEDDINGS if is_tied else runtime.HEAD}
-    shape = (spec.config.vocab_size, spec.config.hidden_size)
-    stored = runtime.read_tensors(target, {names[name]: shape for name in missing})
-    for name in missing:
-        weights[name] = stored[names[name]]
+    stored_names = {EMBEDDINGS: runtime.EMBEDDINGS, HEAD: runtime.EMBEDDINGS if is_tied else runtime.HEAD}
+    shape = (config.vocab_size, config.hidden_size)
+    stored = runtime.read_tensors(target, {stored_names[name]: shape for name in names})
+    return {name: stored[stored_names[name]] for name in names}
 
 
-def _read_tensors(folder: Path, names: set[str]) -> dict[str, Tensor]:
+def read_tensors(folder: Path, names: set[str]) -> dict[str, Tensor]:
     """The tensors of these names, wherever in the folder's files they lie, and no others.
 
     Raises:
@@ -160,7 +170,7 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, Tensor]:
     return found
 
 
-def _hash(checkpoint: Checkpoint, target: Path | None, config: DraftConfig) -> str:
+def drafter_hash(checkpoint: Checkpoint, target: Path | None, config: DraftConfig) -> str:
     """SHA-256 in hex over what decides the proposals: both folders, and how the head is run."""
     how = [dict(checkpoint.config), sorted(checkpoint.shapes.items()), config.quantize, astuple(config.switches())]
     digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode())
@@ -177,8 +187,13 @@ def _token_ids(offsets: Tensor, mask: Tensor | None, vocab_size: int) -> Tensor:
     if offsets.dtype not in (torch.int64, torch.int32):
         raise InvalidArgumentError(f"{OFFSETS} is stored as {offsets.dtype}; must be integers")
     ids = torch.arange(len(offsets)) + offsets.long()
-    if not (ids.min() >= 0 and ids.max() < vocab_size and len(ids.unique()) == len(ids)):
-        raise InvalidArgumentError(f"{OFFSETS} leads to ids outside [0, {vocab_size}) or to one twice")
+    require_ids(ids, OFFSETS, vocab_size)
     if mask is not None and not torch.equal(mask.nonzero().squeeze(-1), ids.sort().values):
         raise InvalidArgumentError(f"{MASK} and {OFFSETS} name different tokens")
     return ids
+
+
+def require_ids(ids: Tensor, name: str, vocab_size: int) -> None:
+    """Raises ``InvalidArgumentError`` unless the ids, i64[n], are tokens, each once."""
+    if not (ids.min() >= 0 and ids.max() < vocab_size and len(ids.unique()) == len(ids)):
+        raise InvalidArgumentError(f"{name} leads to ids outside [0, {vocab_size}) or to one twice")

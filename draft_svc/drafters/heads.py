@@ -26,16 +26,16 @@ from torch import Tensor
 
 from draft_svc.drafters import Drafter, Proposals
 from draft_svc.drafters.chains import draft_chains
-from draft_svc.drafters.growth import draft_trees
+from draft_svc.drafters.growth import draft_trees, wants_tree
 from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, HeadSpec
 from draft_svc.drafters.nodes import collect
-from draft_svc.drafters.tree_shapes import DEFAULT, Shape
+from draft_svc.drafters.tree_shapes import Shape
 from pilotfish.runtime import cores
 from pilotfish.runtime.batch import Batch, build_batch, build_tree_batch
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
-from pilotfish.runtime.slots import Bools, Longs, TreeRows, slots_at, within
+from pilotfish.runtime.slots import Longs, TreeRows, slots_at, within
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
 
@@ -121,7 +121,7 @@ class FeatureDrafter(Drafter):
         pages: of each.
         page_size: slots per page.
         tree_width: most nodes run per level of a tree; 0: chains only.
-        shape: of trees whose tokens are sampled.
+        shape: of all trees; None: they grow to the likeliest nodes, and sampled ones have a shape of ours.
     """
 
     kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
@@ -137,9 +137,10 @@ class FeatureDrafter(Drafter):
         pages: int,
         page_size: int = 16,
         tree_width: int = 0,
-        shape: Shape = DEFAULT,
+        shape: Shape | None = None,
     ) -> None:
-        self.tree_width, self._shape, self._info = tree_width, shape, info
+        self.tree_width = tree_width if shape is None or not tree_width else shape.width
+        self._shape, self._info = shape, info
         self._modules = _Modules(head, spec, dtype=dtype, device=device, pages=pages, page_size=page_size)
 
     @property
@@ -155,16 +156,10 @@ class FeatureDrafter(Drafter):
             batch = build_batch(step.rows, modules.page_size, modules.device)
             states = to_tensor(step.features).to(modules.device)
             outs = modules.run(batch, states, lambda: _slots_before(step.rows, modules.page_size), is_own=False)
-            run, wants_tree = _Run(modules, 0, outs), self._wants_tree(step)
-            nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~wants_tree), run)
-            nodes |= draft_trees(step, np.flatnonzero(wants_tree), run, width=self.tree_width, shape=self._shape)
+            run, is_tree = _Run(modules, 0, outs), wants_tree(step, self.tree_width)
+            nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~is_tree), run)
+            nodes |= draft_trees(step, np.flatnonzero(is_tree), run, width=self.tree_width, shape=self._shape)
         return collect(step, nodes)
-
-    def _wants_tree(self, step: DraftStep) -> Bools:
-        """bool[rows]."""
-        if not (self.tree_width and len(step.node_limits)):
-            return np.zeros(len(step.draft_lengths), np.bool_)
-        return (step.node_limits > step.draft_lengths) & (step.draft_lengths > 0)
 
 
 class _Modules:

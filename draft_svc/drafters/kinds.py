@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from draft_svc.drafters import eagle, eagle3, mtp
+from draft_svc.drafters import eagle, eagle3, medusa, mtp
 from draft_svc.drafters.checkpoint import Checkpoint
 from draft_svc.drafters.eagle3 import Eagle3Spec
 from draft_svc.drafters.head_spec import Switches
@@ -35,9 +35,7 @@ def kind_of(checkpoint: Checkpoint) -> str:
     if {"fc.weight", "fusion_fc.weight"} & names.keys():
         is_wide = any(name.startswith("midlayer.") or name.endswith(".hidden_norm.weight") for name in names)
         return "eagle3" if is_wide else "eagle"
-    if any(name.startswith(("medusa_head", "0.0.linear", "heads.")) for name in names) or "medusa_num_heads" in (
-        checkpoint.config
-    ):
+    if medusa.is_medusa(names):
         return "medusa"
     return "model"
 
@@ -58,7 +56,7 @@ def describe(
     if found not in READERS:
         return None
     target = target_folder_of(checkpoint, target_folder)
-    sizes = None if target is None else _sizes(target)
+    sizes = None if target is None else sizes_of(target)
     return READERS[found](checkpoint, sizes, switches or Switches())
 
 
@@ -80,9 +78,9 @@ def wanted_features(
     if spec is not None:
         return spec.features
     found = kind_of(Checkpoint.read(folder)) if kind == "auto" else kind
-    return ("final",) if found == "medusa" else ()
+    return medusa.FEATURES if found == "medusa" else ()
 
 
-def _sizes(folder: Path) -> ModelConfig:
-    """Of a target whose architecture may be one that only others run."""
+def sizes_of(folder: Path) -> ModelConfig:
+    """Sizes of a target whose architecture may be one that only others run."""
     return ModelConfig.from_dict({**read_json(folder, "config.json"), "architectures": ["LlamaForCausalLM"]})

@@ -353,7 +353,7 @@ def test_pages_run_out_and_come_back_and_stopping_ends_streams(start_draft: Any)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--drafter", "oracle"], "drafter is 'oracle'; known are auto, eagle, eagle3, model"),
+        (["--drafter", "oracle"], "drafter is 'oracle'; known are auto, eagle, eagle3, medusa, model, mtp"),
         ([], "model is missing"),
         (["--model", "/nowhere"], "/nowhere does not exist"),
         (["--model", "/nowhere", "--support", "9"], "--support is no flag"),
