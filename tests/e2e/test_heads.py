@@ -198,4 +198,4 @@ def test_a_head_that_knows_the_target_has_its_tokens_kept(tree: str, kept: float
             for prompt in PROMPTS[:2]:
                 usage = client.generate(prompt, params).usage
                 assert usage.accepted >= kept * usage.drafted
-                assert usage.rounds <= 10
+                assert usage.drafted > 20
