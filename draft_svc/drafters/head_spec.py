@@ -65,6 +65,13 @@ class HeadSpec:
         """Values of a slot's features."""
         return self.target_hidden * len(self.features)
 
+    @property
+    def can_round(self) -> bool:
+        """Whether its widths suit int8 weights, which come in groups of 32."""
+        config = self.config
+        widths = (config.hidden_size, config.intermediate_size, config.heads * config.head_dim, self.target_hidden)
+        return not any(width % 32 for width in widths)
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds the tensor of that name here."""
         return name in self.names

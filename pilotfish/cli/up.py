@@ -155,7 +155,7 @@ def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None
         return _named_draft(target, draft, layers)
     if layers is not None:
         return Model(target.name, target.folder, layers)
-    if target.quantize is not None or any(Path("/dev").glob("nvidia[0-9]*")):
+    if target.quantize is not None or _has_gpu():
         # A GPU has no use for int8 weights that it multiplies as floats, and a draft like its target saves nothing.
         note("no draft was named, and the target decodes alone; --draft MODEL takes a small model of its tokenizer")
         return None
@@ -166,13 +166,19 @@ def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None
 
 
 def _named_draft(target: Model, draft: str, layers: int | None) -> Model:
-    from draft_svc.drafters.kinds import wanted_features  # numpy and safetensors take their time
+    from draft_svc.drafters.kinds import describe, wanted_features  # numpy and safetensors take their time
 
     folder = fetch(draft)
-    features = wanted_features(folder, target.folder)
+    features, head = wanted_features(folder, target.folder), describe(folder, target.folder)
     if features and layers is not None:
         raise typer.BadParameter("--draft-layers is for models; a head on the target's hidden states runs whole")
-    return Model(draft, folder, layers, features=features)
+    # A head loses no acceptance by it, and on a CPU a third of its time.
+    is_rounded = head is not None and head.can_round and not _has_gpu()
+    return Model(draft, folder, layers, "int8" if is_rounded else None, features)
+
+
+def _has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _log(name: str, line: str) -> None:

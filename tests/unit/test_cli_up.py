@@ -159,7 +159,9 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
 def test_a_head_makes_the_target_keep_its_states(deployment: Deployment) -> None:
     head = FORMATS["eagle"].write(deployment.folder / "head")
     with deployment.up("--draft", str(head)) as process:
-        assert ready_line(process) == f"ready 127.0.0.1:9 target={deployment.model} draft={head} draft_length=auto\n"
+        assert (
+            ready_line(process) == f"ready 127.0.0.1:9 target={deployment.model} draft={head}:int8 draft_length=auto\n"
+        )
         (target,), (draft,) = map(deployment.notes, ("target_svc", "draft_svc"))
     assert target["argv"][-2:] == ["--features", "final"]
     assert draft["argv"][:2] == ["--model", str(head)]
