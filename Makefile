@@ -7,15 +7,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test lint protos
+.PHONY: help setup demo train-demo bench test lint protos
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Make .venv and install Pilotfish with its tools (PYTHON=python3.12 chooses the interpreter)
 
 demo: $(INSTALLED) ## Start all services on SmolLM2-135M, answer, and measure with and without the draft
 	$(BIN)/pilotfish demo
+
+train-demo: $(INSTALLED) ## Have SmolLM2-135M write text, train a head on it, and judge it: minutes on two cores
+	$(BIN)/pilotfish train demo $(ARGS)
 
 bench: $(INSTALLED) ## Start all services and measure them, with the draft and without (ARGS="--concurrency 1,4")
 	$(BIN)/pilotfish bench --up "" $(ARGS)

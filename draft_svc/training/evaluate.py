@@ -45,9 +45,9 @@ class EvaluationConfig:
     length: int = 4
     """Draft tokens of a chain."""
     every: int = 8
-    """Tokens from one anchor to the next."""
+    """Tokens from one anchor to the next, at least."""
     anchors: int = 4000
-    """Of each pass, at most."""
+    """Of each pass, at most; where there are more, they stand farther apart."""
     rows: int = 16
     """Documents at once."""
     held_out: bool = True
@@ -164,7 +164,8 @@ def evaluate_drafter(
     )
 
     def anchors(documents: Sequence[CapturedDocument], drafting: Drafting) -> Iterator[Anchor]:
-        for anchor in islice(replay.anchors(documents, drafting), config.anchors):
+        thinned = drafting.thinned(documents, config.anchors)
+        for anchor in islice(replay.anchors(documents, thinned), config.anchors):
             on_anchor()
             yield anchor
 

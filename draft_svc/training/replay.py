@@ -8,7 +8,7 @@ failed, and the row goes on with the text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,17 @@ class Drafting:
     temperature: float = 0.0
     support_limit: int = 64
     seed: int = 0
+
+    def count(self, document: CapturedDocument) -> int:
+        """Anchors of a document: those whose whole chain it can judge."""
+        return max(0, (len(document.token_ids) - self.length - _first_anchor(document)) // self.every + 1)
+
+    def thinned(self, documents: Sequence[CapturedDocument], most: int) -> Drafting:
+        """The same with anchors as far apart as leaves ``most`` of them, or one for each document."""
+        drafting = self
+        while sum(map(drafting.count, documents)) > max(most, len(documents)):
+            drafting = replace(drafting, every=drafting.every + self.every)
+        return drafting
 
 
 class Replay:
@@ -143,14 +154,18 @@ class _Place:
     """Slots that the drafter has."""
 
     def __post_init__(self) -> None:
-        # The first token of the answer is the target's own, drawn behind the prompt; from there on rounds draft.
-        self.position = self.document.prompt_length + 1
+        self.position = _first_anchor(self.document)
 
     def has_anchor(self, drafting: Drafting) -> bool:
         return self.position + drafting.length <= len(self.document.token_ids)
 
     def advance(self, every: int) -> None:
         self.position += every
+
+
+def _first_anchor(document: CapturedDocument) -> int:
+    """The first token of an answer is the target's own, drawn behind the prompt; from there on rounds draft."""
+    return document.prompt_length + 1
 
 
 def _read(playing: Sequence[_Place], proposals: Proposals) -> Iterator[Anchor]:

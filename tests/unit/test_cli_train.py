@@ -90,3 +90,17 @@ def test_bad_fits_are_refused(
     result = CliRunner().invoke(app, ["train", "fit", *given])
     assert result.exit_code == code
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_the_demo_goes_the_whole_way_and_not_twice(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    flags = ["--target-model", str(model_folder("llama", layers=6)), "--out", str(tmp_path), "--draft-vocab", "200"]
+    flags += ["--tokens", "5000", "--visits", "3000", "--threads", "1"]
+    result = CliRunner().invoke(app, ["train", "demo", *flags])
+    assert result.exit_code == 0, result.stderr
+    assert "tokens per round" in result.stdout
+    assert f"--draft {tmp_path / 'trained' / 'head'}" in result.stdout
+    heads = [tmp_path / name / "head" / "model.safetensors" for name in ("untrained", "trained")]
+    made = [head.stat().st_mtime_ns for head in heads]
+    assert CliRunner().invoke(app, ["train", "demo", *flags]).exit_code == 0
+    assert [head.stat().st_mtime_ns for head in heads] == made

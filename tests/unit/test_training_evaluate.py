@@ -168,6 +168,18 @@ def test_no_more_anchors_than_asked_for() -> None:
     assert (found.greedy[0].judged, found.sampled[0].judged) == (3, 3)
 
 
+def test_few_anchors_are_spread_over_all_documents() -> None:
+    drafting = Drafting(LENGTH, 2, ProposalKind.GREEDY)
+    assert [drafting.count(each) for each in DOCUMENTS] == [
+        len(range(each.prompt_length + 1, len(each.token_ids) - LENGTH + 1, 2)) for each in DOCUMENTS
+    ]
+    assert drafting.thinned(DOCUMENTS, 100) == drafting
+    thinned = drafting.thinned(DOCUMENTS, 7)
+    assert thinned.every % 2 == 0
+    assert 4 <= sum(map(thinned.count, DOCUMENTS)) <= 7
+    assert sum(map(drafting.thinned(DOCUMENTS, 1).count, DOCUMENTS)) <= len(DOCUMENTS)
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     other = Manifest("tiny", "weights", "other tokens", ("final",), HIDDEN, "float32", {})
     with pytest.raises(FailedPreconditionError, match="recorder speaks other tokens than tiny"):

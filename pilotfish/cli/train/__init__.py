@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from pilotfish.cli.train.capture import capture
+from pilotfish.cli.train.demo import demo
 from pilotfish.cli.train.evaluate import evaluate
 from pilotfish.cli.train.fit import fit
 from pilotfish.cli.train.prompts import prompts
@@ -18,3 +19,4 @@ app = typer.Typer(
 )
 for _command in (prompts, capture, fit, evaluate):
     app.command(rich_help_panel="In this order")(_command)
+app.command(rich_help_panel="All of it, in small")(demo)
