@@ -9,7 +9,7 @@ from typing import Any
 from draft_svc.training.trainee import Objective
 from pilotfish.errors import InvalidArgumentError
 
-SCHEMES = ("mtp", "eagle", "eagle3", "distill")
+SCHEMES = ("mtp", "eagle", "eagle3", "medusa", "distill")
 OPTIMIZERS = ("muon", "adamw")
 DTYPES = ("float32", "bfloat16")
 
@@ -19,7 +19,8 @@ class FitConfig:
     """One training run. A folder with a checkpoint goes on only with the same, ``visits`` apart."""
 
     scheme: str
-    """mtp, eagle (mtp with norms none), eagle3, or distill: a draft model cut from the target."""
+    """mtp, eagle (mtp with norms none), eagle3, medusa with as many heads as steps, or distill: a draft model cut
+    from the target."""
     data: Path
     """Folder of ``pilotfish train capture``."""
     target_model: Path
@@ -27,7 +28,8 @@ class FitConfig:
     out: Path
     """Checkpoint, log and exported head go there."""
     layers: int = 1
-    """Decoder layers of a head. A second costs a third more per draft token, and accepts a little more."""
+    """Decoder layers of a head, or blocks of each of Medusa's. A second layer costs a third more per draft token, and
+    accepts a little more."""
     norms: str = "all"
     """all, or none for the head of EAGLE-1; mtp only."""
     draft_layers: tuple[int, ...] = (0, 1, 29)

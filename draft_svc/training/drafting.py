@@ -42,10 +42,11 @@ def measure_chains(
         trainee: whose head drafts.
         documents: captured.
         vocabulary: i64[Vd], token of every draft id.
-        length: of the chains.
+        length: of the chains, at most; Medusa drafts no more tokens than it has heads.
         batch_tokens: drafted on at once.
     """
     greedy = [document for document in documents if document.is_greedy]
+    length = min(length, trainee.head.depth or length)
     reached, rounds, text = torch.zeros(length + 1), 0, 0
     for indices in epoch_batches(greedy, batch_tokens, seed=0, epoch=0):
         batch = Batch.of([greedy[i] for i in indices], ahead=trainee.head.lead + length)

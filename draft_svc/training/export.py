@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft_svc.training.heads import DraftModel, Eagle3Head
+from draft_svc.training.heads import DraftModel, Eagle3Head, RecurrentHead
 from draft_svc.training.trainee import Trainee
 from draft_svc.training.vocabulary import to_mask, to_offsets
 from pilotfish.runtime.config import ModelConfig, RopeConfig
@@ -29,8 +29,13 @@ def export(folder: Path, trainee: Trainee, vocabulary: Tensor, target: ModelConf
     """
     head = trainee.head
     tensors, settings = head.export()
-    settings |= export_sizes(target, len(head.layers))
-    if not isinstance(head, DraftModel) and len(vocabulary) < target.vocab_size:
+    is_reduced = len(vocabulary) < target.vocab_size and not isinstance(head, DraftModel)
+    if isinstance(head, RecurrentHead):
+        settings |= export_sizes(target, len(head.layers))
+    elif is_reduced:
+        settings["truncated_vocab_size"] = len(vocabulary)
+        tensors["token_map"] = vocabulary
+    if isinstance(head, RecurrentHead) and is_reduced:
         settings["draft_vocab_size"] = len(vocabulary)
         tensors["d2t"] = to_offsets(vocabulary)
         if isinstance(head, Eagle3Head):

@@ -24,7 +24,7 @@ from draft_svc.training.config import FitConfig
 from draft_svc.training.data import Batch, Corpus, Document, epoch_batches
 from draft_svc.training.drafting import ChainQuality, measure_chains
 from draft_svc.training.export import export
-from draft_svc.training.heads import DraftModel, Eagle3Head, Head, MTPHead, layer_sizes
+from draft_svc.training.heads import DraftModel, Eagle3Head, Head, MedusaHeads, MTPHead, layer_sizes
 from draft_svc.training.shards import Manifest, Shard, shard_paths
 from draft_svc.training.target import Target
 from draft_svc.training.teacher import Teacher
@@ -176,6 +176,8 @@ def create_head(config: FitConfig, target: ModelConfig) -> Head:
             return Eagle3Head(sizes, config.layers)
         case "distill":
             return DraftModel(sizes, config.draft_layers)
+        case "medusa":
+            return MedusaHeads(sizes, config.objective.steps, config.layers)
         case "eagle":
             return MTPHead(sizes, config.layers, norms="none")
     return MTPHead(sizes, config.layers, config.norms)

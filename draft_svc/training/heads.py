@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draft_svc.training.modules import DecoderLayer, Positions, RMSNorm
@@ -26,21 +27,46 @@ class Head(nn.Module, ABC):
     """What is trained.
 
     Attributes:
+        config: sizes of the target.
         features: states of the target that it reads, by the names of types.proto.
         lead: see the module.
         returns_states: whether its output means a guess of the target's post-norm state.
-        layers: its decoder layers.
-        positions: of the slots.
     """
 
     features: tuple[str, ...]
     lead: int
     returns_states: bool
-    layers: nn.ModuleList
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+
+    @property
+    def depth(self) -> int | None:
+        """Draft tokens that it can say behind a slot; None for any number."""
+        return None
+
+    @abstractmethod
+    def initialise(self, weights: Weights) -> None:
+        """Begins from the target's tensors, by their Hugging Face names."""
+
+    @abstractmethod
+    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors by the names of the public format, and what config.json says beside the sizes."""
+
+
+class RecurrentHead(Head):
+    """Draws a chain from its own outputs, through decoder layers with a cache.
+
+    Attributes:
+        layers: its decoder layers.
+        positions: of the slots.
+    """
+
+    layers: nn.ModuleList
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
         self.positions = Positions(config)
 
     @property
@@ -59,16 +85,8 @@ class Head(nn.Module, ABC):
     def leave(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream behind the last layer to what lm_head reads and what the next step takes for a state."""
 
-    @abstractmethod
-    def initialise(self, weights: Weights) -> None:
-        """Begins from the target's tensors, by their Hugging Face names."""
 
-    @abstractmethod
-    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by the names of the public format, and what config.json says beside the sizes."""
-
-
-class MTPHead(Head):
+class MTPHead(RecurrentHead):
     """One multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2), or an EAGLE-1 head.
 
     With norms it is fed and feeds back post-norm states, so that states, outputs and recursion live in one space.
@@ -147,7 +165,7 @@ class MTPHead(Head):
 _STREAM_SCALE = 1 / 28
 
 
-class Eagle3Head(Head):
+class Eagle3Head(RecurrentHead):
     """EAGLE-3 (arXiv 2503.01840, section 3): three states of the target's residual stream, fused by ``fc``.
 
     Its outputs mean nothing to the target: they are trained by what lm_head makes of them alone, and go back as they
@@ -205,7 +223,7 @@ class Eagle3Head(Head):
         return tensors, {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": aux}
 
 
-class DraftModel(Head):
+class DraftModel(RecurrentHead):
     """A small language model cut from the target: some of its layers, its embeddings and its lm_head.
 
     Args:
@@ -247,6 +265,56 @@ class DraftModel(Head):
         for i, layer in enumerate(self.layers):
             tensors |= _prefixed(layer, f"model.layers.{i}")
         return tensors, {"architectures": ["LlamaForCausalLM"]}
+
+
+class MedusaHeads(Head):
+    """Medusa (Cai et al., arXiv 2401.10774, section 3.1): head j says token i + 2 + j from h_i alone.
+
+    All of them end in the target's lm_head, so that a head is no more than its blocks.
+
+    Args:
+        config: sizes of the target.
+        heads: how many.
+        blocks: residual blocks x + SiLU(W x + b) of each.
+    """
+
+    features = ("final",)
+    lead = 1
+    returns_states = True
+
+    def __init__(self, config: ModelConfig, heads: int, blocks: int = 1) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(blocks)) for _ in range(heads)
+        )
+
+    @property
+    def depth(self) -> int | None:
+        return len(self.blocks)
+
+    def forward(self, states: Tensor, number: int) -> Tensor:
+        """What lm_head reads for head ``number``, f32[..., H], from post-norm states."""
+        x = states.float()
+        for block in cast(nn.ModuleList, self.blocks[number]):
+            x = x + F.silu(block(x)).float()
+        return x
+
+    @torch.no_grad()
+    def initialise(self, weights: Weights) -> None:
+        """Starts as the target's own next token, as the paper's heads do."""
+        for parameter in self.parameters():
+            parameter.zero_()
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors: dict[str, Tensor] = {}
+        for j, blocks in enumerate(self.blocks):
+            for i, block in enumerate(cast(nn.ModuleList, blocks)):
+                tensors |= {f"blocks.{j}.layers.{i}.{name}": p for name, p in block.named_parameters()}
+        settings = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": len(self.blocks)}
+        settings |= {"original_lm_head": True, "medusa_fc_bias": True, "hidden_size": self.config.hidden_size}
+        depth = len(cast(nn.ModuleList, self.blocks[0]))
+        return tensors, settings | {"num_hidden_layers": depth, "vocab_size": self.config.vocab_size}
 
 
 def layer_sizes(config: ModelConfig) -> ModelConfig:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draft_svc.training.data import Batch, gather
-from draft_svc.training.heads import Head
+from draft_svc.training.heads import Head, MedusaHeads, RecurrentHead
 from draft_svc.training.modules import Context
 
 
@@ -58,8 +58,12 @@ def unroll(
         batch: padded for at least lead + steps tokens ahead.
         steps: at least 1.
         next_tokens: None for the tokens of the text.
-        chosen: indices into the batch's slots that go on behind step 0, i64[B, n]; None for all.
+        chosen: indices into the batch's slots that go on behind step 0, i64[B, n]; None for all. Medusa's all do.
     """
+    if isinstance(head, MedusaHeads):
+        yield from _side_by_side(head, batch, steps)
+        return
+    assert isinstance(head, RecurrentHead)
     length = batch.features.shape[1]
     contexts = [Context() for _ in head.layers]
     slots, is_slot = batch.slots, batch.is_slot
@@ -89,3 +93,12 @@ def unroll(
             for context in contexts:
                 context.choose(slots)
         x = run(tokens, states, slots + number + 1)
+
+
+def _side_by_side(head: MedusaHeads, batch: Batch, steps: int) -> Iterator[Step]:
+    """Medusa's heads see no drafts, so that there is nothing to unroll."""
+    states = gather(batch.features, batch.slots)
+    for number in range(steps):
+        ahead = head.lead + number
+        has_teacher = batch.targets(batch.slots, batch.is_slot, ahead)
+        yield Step(number, head(states, number), batch.slots, has_teacher, batch.slots + ahead)

@@ -18,7 +18,7 @@ from draft_svc.training.config import FitConfig
 from draft_svc.training.data import Batch, Corpus, epoch_batches
 from draft_svc.training.export import export_sizes
 from draft_svc.training.fit import Fit, create_head, learning_rate
-from draft_svc.training.heads import DraftModel, Eagle3Head, Head, MTPHead, layer_sizes
+from draft_svc.training.heads import DraftModel, Eagle3Head, MedusaHeads, MTPHead, RecurrentHead, layer_sizes
 from draft_svc.training.losses import Candidates, judge
 from draft_svc.training.shards import Manifest
 from draft_svc.training.target import Target
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    return write_captured(tmp_path_factory.mktemp("captured"), model, documents=60)
+    return write_captured(tmp_path_factory.mktemp("captured"), model, documents=40)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def config(model: Path, data: Path, tmp_path: Path) -> FitConfig:
     )
 
 
-def heads(sizes: ModelConfig) -> dict[str, Head]:
+def heads(sizes: ModelConfig) -> dict[str, RecurrentHead]:
     return {
         "mtp": MTPHead(sizes, layers=2),
         "eagle": MTPHead(sizes, norms="none"),
@@ -78,7 +78,7 @@ def attend_slowly(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def chain_slowly(
-    head: Head, embeddings: Tensor, tokens: Tensor, features: Tensor, slot: int, steps: int
+    head: RecurrentHead, embeddings: Tensor, tokens: Tensor, features: Tensor, slot: int, steps: int
 ) -> list[Tensor]:
     """Outputs of one slot's steps: true pairs one at a time up to the slot, then the head's own outputs behind it."""
     states = head.read(features)
@@ -139,6 +139,24 @@ def test_the_unrolled_head_equals_a_chain_from_every_slot(scheme: str, model: Pa
                 torch.testing.assert_close(step.outputs[row, at], expected, rtol=0.0, atol=close)
                 assert int(step.behind[row, at]) == slot + head.lead + step.number
     assert any(step.has_teacher.any() for step in steps)
+
+
+@torch.no_grad()
+def test_medusa_heads_read_the_state_of_their_slot_alone(model: Path, data: Path) -> None:
+    torch.manual_seed(0)
+    manifest = Manifest.read(data)
+    target = Target.load(model, manifest, torch.float32)
+    head = MedusaHeads(target.config, heads=2, blocks=2)
+    teacher = Teacher(target.output(torch.arange(64)).bfloat16(), manifest, data)
+    document = Corpus(data, head.features, teacher).train[0]
+    batch = Batch.of([document], ahead=3)
+    for step in unroll(head, target.embeddings, batch, 2):
+        for at, slot in enumerate(batch.slots[0].tolist()):
+            x = document.captured.features[slot, document.final].float()
+            for block in head.blocks[step.number]:
+                x = x + torch.nn.functional.silu(block.weight @ x + block.bias)
+            torch.testing.assert_close(step.outputs[0, at], x)
+            assert int(step.behind[0, at]) == slot + 1 + step.number
 
 
 @torch.no_grad()
@@ -214,7 +232,7 @@ def test_an_epoch_visits_every_document_once(model: Path, data: Path) -> None:
     manifest = Manifest.read(data)
     teacher = Teacher(Target.load(model, manifest, torch.bfloat16).output(torch.arange(64)), manifest, data)
     corpus = Corpus(data, ("final",), teacher)
-    assert len(corpus.held_out) == 3
+    assert len(corpus.held_out) == 2
     batches = epoch_batches(corpus.train, 100, seed=1, epoch=0)
     assert sorted(i for batch in batches for i in batch) == list(range(len(corpus.train)))
     assert all(max(corpus.train[i].length for i in b) * len(b) <= 100 for b in batches)
@@ -222,12 +240,12 @@ def test_an_epoch_visits_every_document_once(model: Path, data: Path) -> None:
     assert batches != epoch_batches(corpus.train, 100, seed=1, epoch=1)
 
 
-@pytest.mark.parametrize("scheme", ["mtp", "eagle", "eagle3", "distill"])
+@pytest.mark.parametrize("scheme", ["mtp", "eagle", "eagle3", "medusa", "distill"])
 def test_a_head_learns_what_it_is_shown(scheme: str, config: FitConfig) -> None:
-    config = replace(config, scheme=scheme, visits=12_000, save_every=1000, layers=2 if scheme == "mtp" else 1)
+    config = replace(config, scheme=scheme, visits=4000, lr=1e-2, save_every=1000, layers=2 if scheme == "mtp" else 1)
     Fit(config).run()
     lines = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
-    assert lines[-1]["logits"][0] < 0.7 * lines[0]["logits"][0]
+    assert lines[-1]["logits"][0] < 0.75 * lines[0]["logits"][0]
     assert lines[-1]["hits"][0] > lines[0]["hits"][0]
     assert lines[-1]["quality"]["rounds"] > 0
     assert (config.out / "head" / "model.safetensors").is_file()
@@ -317,6 +335,11 @@ def test_exports_have_the_names_of_the_public_formats(config: FitConfig) -> None
     tensors = load_file(eagle3.out / "head" / "model.safetensors")
     assert {"fc.weight", "midlayer.hidden_norm.weight", "norm.weight", "lm_head.weight", "t2d"} <= tensors.keys()
     assert int(tensors["t2d"].sum()) == 40
+
+    medusa = replace(config, scheme="medusa", visits=50, out=config.out.with_name("medusa"))
+    Fit(medusa).run()
+    tensors = load_file(medusa.out / "head" / "model.safetensors")
+    assert {"blocks.2.layers.0.weight", "blocks.2.layers.0.bias", "token_map"} <= tensors.keys()
 
 
 def test_exports_keep_how_positions_are_stretched() -> None:
