@@ -16,7 +16,7 @@ Formats:
 from __future__ import annotations
 
 from draft_svc.drafters.checkpoint import Checkpoint
-from draft_svc.drafters.head_spec import Switches, Tensors, choose, layer_config
+from draft_svc.drafters.head_spec import Switches, Tensors, choose, layer_config, llama_fields
 from draft_svc.drafters.pair_head import Layout, PairSpec, collect
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
@@ -35,9 +35,7 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
     """What head the folder holds; see ``mtp.read``."""
     switches.refuse("EAGLE", "h_source", "aux_layers")
     layout = _SPECULATORS if "fusion_fc.weight" in checkpoint.shapes else _OFFICIAL
-    values = checkpoint.config
-    if layout is _SPECULATORS and isinstance(values.get("transformer_layer_config"), dict):
-        values = values["transformer_layer_config"]
+    values = llama_fields(checkpoint.config)
     layers = 1 if layout is _SPECULATORS else int(values.get("num_hidden_layers", 1))
     config = layer_config(checkpoint, values, layout.layer.format(i=0), layers=layers)
     tensors = Tensors(checkpoint)

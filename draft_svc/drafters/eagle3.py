@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draft_svc.drafters.checkpoint import Checkpoint
-from draft_svc.drafters.head_spec import HeadSpec, Switches, Tensors, choose, layer_config, require_target
+from draft_svc.drafters.head_spec import HeadSpec, Switches, Tensors, choose, layer_config, llama_fields, require_target
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
 
@@ -64,9 +64,7 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
     """What head the folder holds; see ``mtp.read``."""
     switches.refuse("EAGLE-3", "h_source")
     is_speculators = checkpoint.config.get("speculators_model_type") is not None
-    values = _values(checkpoint.config) if is_speculators else checkpoint.config
-    if is_speculators:
-        _refuse_lossy(checkpoint.config)
+    values = llama_fields(checkpoint.config)
     first = "midlayer" if "midlayer.self_attn.q_proj.weight" in checkpoint.shapes else "layers.0"
     config = layer_config(checkpoint, values, first, layers=_layer_count(checkpoint))
     hidden = config.hidden_size
@@ -139,15 +137,6 @@ def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return rms_norm(x, weight, eps)
 
 
-def _values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    nested = config.get("transformer_layer_config")
-    if not isinstance(nested, dict):
-        raise InvalidArgumentError(
-            "transformer_layer_config is missing in config.json; must be the layer's configuration"
-        )
-    return nested
-
-
 def _layer_count(checkpoint: Checkpoint) -> int:
     """By the tensors: config files of one layer are known to say otherwise."""
     count = 1
@@ -189,13 +178,6 @@ def _aux_layers(config: Mapping[str, Any], target: ModelConfig | None, switches:
             f"aux_layers are {list(ids)}; must be {STATES} different layer numbers of at least 0"
         )
     return tuple(ids)
-
-
-def _refuse_lossy(config: Mapping[str, Any]) -> None:
-    for method in (config.get("speculators_config") or {}).get("proposal_methods") or []:
-        k = method.get("verifier_accept_k", 1)
-        if k != 1:
-            raise InvalidArgumentError(f"verifier_accept_k is {k}; only the target's own token is accepted here")
 
 
 def _flag(config: Mapping[str, Any], name: str) -> bool | None:

@@ -78,10 +78,11 @@ class HeadSpec:
 
 
 class Tensors:
-    """Collects what a reader expects of a checkpoint; the stored names may hold what config.json should say.
+    """Collects what a reader expects a checkpoint to hold.
 
-    Args:
-        checkpoint: that is read.
+    Attributes:
+        names: stored name of every tensor expected so far, by its name here.
+        shapes: shape of every one of them.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -140,7 +141,7 @@ class Tensors:
             rows = int(self.shape(OFFSETS)[0]) if self.shape(OFFSETS) else 0
             self.need(OFFSETS, OFFSETS, (rows,))
             self.take(MASK, (MASK,), (vocab_size,))
-        self._agree("draft_vocab_size", rows)
+        self.agree("draft_vocab_size", rows)
         self.take(HEAD, heads, (rows, hidden))
 
     def check(self, ignored: Iterable[str] = ()) -> None:
@@ -148,10 +149,29 @@ class Tensors:
         expected = {self.names[name]: shape for name, shape in self.shapes.items()}
         require_tensors(self._checkpoint, expected, ignored=frozenset(ignored))
 
-    def _agree(self, key: str, value: int) -> None:
+    def agree(self, key: str, value: int) -> None:
+        """Raises ``InvalidArgumentError`` if config.json has another value for what the tensors say."""
         given = self._checkpoint.config.get(key)
         if given is not None and given != value:
             raise InvalidArgumentError(f"{key} is {given} in config.json, but the tensors have {value}")
+
+
+def llama_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sizes of a head's layers, under Llama's names; speculators keeps them one level down.
+
+    Raises:
+        InvalidArgumentError: if they are not there, or the file asks for more to be accepted than is exact.
+    """
+    if config.get("speculators_model_type") is None:
+        return config
+    for method in (config.get("speculators_config") or {}).get("proposal_methods") or []:
+        k = method.get("verifier_accept_k", 1)
+        if k != 1:
+            raise InvalidArgumentError(f"verifier_accept_k is {k}; only the target's own token is accepted here")
+    nested = config.get("transformer_layer_config")
+    if not isinstance(nested, dict):
+        raise InvalidArgumentError("transformer_layer_config is missing in config.json; must be that of a layer")
+    return nested
 
 
 def layer_shapes(config: ModelConfig, *, wide: bool = False) -> dict[str, Shape]:

@@ -31,12 +31,10 @@ Formats, told apart by the names of their tensors:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from draft_svc.drafters.checkpoint import Checkpoint
-from draft_svc.drafters.head_spec import Switches, Tensors, choose, layer_config, state_name
+from draft_svc.drafters.head_spec import Switches, Tensors, choose, layer_config, llama_fields, state_name
 from draft_svc.drafters.pair_head import Layout, PairSpec, collect
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
@@ -124,9 +122,9 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
     found = next((known for known in _FORMATS if _modules(checkpoint, known)), None)
     if found is None:
         raise InvalidArgumentError(f"{checkpoint.folder} holds no projection of an MTP head (eh_proj, mtp.fc, ...)")
-    values, is_own = _values(checkpoint.config), checkpoint.config.get("architectures") == [OWN]
-    modules = _modules(checkpoint, found)
-    tensors = Tensors(checkpoint)
+    values, is_own = llama_fields(checkpoint.config), checkpoint.config.get("architectures") == [OWN]
+    modules, tensors = _modules(checkpoint, found), Tensors(checkpoint)
+    tensors.agree("num_nextn_predict_layers", len(modules))
     key = "num_hidden_layers" if is_own else found.layers_key
     layers = int(values.get(key, 1)) if key is not None else 1
     config = layer_config(checkpoint, values, found.layout.layer.format(m=modules[0], i=0), layers=layers)
@@ -136,7 +134,7 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
     tensors.check({*doubles, *_of_the_target(checkpoint, found)})
     source = choose("h_source", switches.h_source, values.get("h_source"), "post_norm", NORMS)
     return PairSpec(
-        features=(state_name(source, target if is_own or target is not None else _target_around(checkpoint)),),
+        features=(state_name(source, target),),
         target_hidden=config.hidden_size,
         config=config,
         modules=len(modules),
@@ -145,18 +143,6 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
         layout=found.layout,
         feedback=choose("feedback", switches.feedback, values.get("feedback"), "post_norm", NORMS),
     )
-
-
-def _values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Llama's fields; speculators keeps them one level down."""
-    if config.get("speculators_model_type") is None:
-        return config
-    nested = config.get("transformer_layer_config")
-    if not isinstance(nested, dict):
-        raise InvalidArgumentError(
-            "transformer_layer_config is missing in config.json; must be the layer's configuration"
-        )
-    return nested
 
 
 def _modules(checkpoint: Checkpoint, known: _Format) -> list[int]:
@@ -191,9 +177,3 @@ def _of_the_target(checkpoint: Checkpoint, found: _Format) -> set[str]:
     own = {found.layout.layer, found.layout.projection.rpartition(".")[0]}
     prefixes = tuple(name.format(m=m, i=i) + "." for name in own for m in _modules(checkpoint, found) for i in range(8))
     return {name for name in checkpoint.shapes if not name.startswith(prefixes)}
-
-
-def _target_around(checkpoint: Checkpoint) -> ModelConfig | None:
-    """The target's sizes, if the head lies in its folder."""
-    whole = "model.norm.weight" in checkpoint.shapes
-    return ModelConfig.from_dict({**checkpoint.config, "architectures": ["LlamaForCausalLM"]}) if whole else None

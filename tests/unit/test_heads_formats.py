@@ -176,6 +176,16 @@ REFUSED: list[tuple[str, Written, Switches]] = [
         Switches(),
     ),
     (
+        r"num_nextn_predict_layers is 2 in config\.json, but the tensors have 1",
+        with_config("own", num_nextn_predict_layers=2),
+        Switches(),
+    ),
+    (
+        r"verifier_accept_k is 3;",
+        with_config("speculators-mtp", speculators_config={"proposal_methods": [{"verifier_accept_k": 3}]}),
+        Switches(),
+    ),
+    (
         r"lacks model\.layers\.0\.mlp\.down_proj\.weight",
         with_shapes("own", model__layers__0__mlp__down_proj__weight=None),
         Switches(),
