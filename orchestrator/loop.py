@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,6 @@ TargetStream = WorkerStream[TargetStep, TargetResult]
 DraftStream = WorkerStream[DraftStep, DraftResult]
 ReadFeatures = Callable[[Grant, Ints], Awaitable[npt.NDArray[Any]]]
 """As ``FeatureReader.read``."""
-DraftReplies = dict[str, asyncio.Future[Reply[DraftResult]]]
 
 EMIT_ROWS = 8
 """Rows whose text is sent before anything else has its turn."""
@@ -58,6 +57,16 @@ EMIT_EARLY = 32
 
 SETTLE_S = 0.001
 """How long the choice of draft lengths leaves the processor to the step that was sent and to the text before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A draft step under way, and the ``time.perf_counter`` seconds at which it was sent."""
+
+    plan: DraftPlan
+    replica: str
+    reply: asyncio.Future[Reply[DraftResult]]
+    sent_at: float
 
 
 class RoundClock:
@@ -72,24 +81,25 @@ class RoundClock:
         self._feature_read_us = 0
         self._feature_bytes = 0
 
-    def sent(self, plans: Mapping[str, DraftPlan]) -> None:
+    def sent(self, asked: Sequence[_Asked]) -> None:
         """Counts the features of draft steps."""
-        self._feature_bytes += sum(_bytes(plan.step.features) for plan in plans.values())
+        self._feature_bytes += sum(_bytes(each.plan.step.features) for each in asked)
 
     def read(self, begin: float, end: float, features: npt.NDArray[Any]) -> None:
         """Counts features that were read from the target; the longest read counts, as reads go on side by side."""
         self._feature_read_us = max(self._feature_read_us, int((end - begin) * 1e6))
         self._feature_bytes += features.nbytes
 
-    def drafted(self, sent_at: float, replies: list[Reply[DraftResult]], given_up_at: float) -> None:
-        """Counts a proposal step; the slowest replica is the one that was waited for.
+    def drafted(self, asked: Sequence[_Asked], replies: list[Reply[DraftResult]], given_up_at: float) -> None:
+        """Counts proposal steps; the slowest replica is the one that was waited for.
 
         Args:
-            sent_at: when it was sent.
+            asked: the steps.
             replies: that came.
-            given_up_at: when the last that did not come was given up; ``sent_at`` if all came.
+            given_up_at: when the last that did not come was given up; 0 if all came.
         """
-        self.draft_seconds = max([given_up_at, *(reply.arrived_at for reply in replies)]) - sent_at
+        begin = max(min((each.sent_at for each in asked), default=0.0), self._begin)
+        self.draft_seconds = max([begin, given_up_at, *(reply.arrived_at for reply in replies)]) - begin
         self._waited += self.draft_seconds
         self._draft_us = max((reply.result.compute_us for reply in replies), default=0)
 
@@ -144,6 +154,7 @@ class Loop:
         self.scheduler = scheduler
         self._read_features = read_features
         self._reads: set[asyncio.Task[_Answered]] = set()
+        self._early: list[_Asked] = []  # sent with the last answer of the target
         self._trace = trace
         trace.watch(scheduler)
         self.target: TargetStream | None = None
@@ -245,18 +256,20 @@ class Loop:
     async def _round(self) -> None:
         """One round. Workers may come and go at every await: a target that is no longer ours ends it."""
         target, clock = self.target, RoundClock(self._round_began)
+        asked, self._early = self._early, []
+        early = {each.replica: each.plan.step.step_id for each in asked}
         for name, stream in self.drafts.items():
             replica = self.scheduler.drafting.replicas[name]
-            replica.begin_round(is_late=stream.is_late, is_behind=stream.is_busy)
+            replica.begin_round(is_late=stream.is_late, is_behind=stream.next_due not in (None, early.get(name)))
         drafts = self.scheduler.plan_proposals()
-        clock.sent(drafts)
-        sent_at, replies = time.perf_counter(), await self._send(drafts, self._draft_timeout_s)
-        if replies and (len(self._runs) <= EMIT_EARLY or self._times.draft_us > self._times.target_us):
+        asked += await self._send(drafts, self._draft_timeout_s)
+        clock.sent(asked)
+        if asked and (len(self._runs) <= EMIT_EARLY or self._times.draft_us > self._times.target_us):
             self._may_emit.set()
         if target is None or self.target is not target:
             return
         plan = self.scheduler.plan_target(drafts)
-        proposals = await self._collect(drafts, replies, target.grant.vocab_size, sent_at, clock)
+        proposals = await self._collect(asked, target.grant.vocab_size, clock)
         batch = self.scheduler.seal(plan, proposals) if self.target is target else None
         if batch is None:
             return
@@ -268,6 +281,7 @@ class Loop:
         self.scheduler.choose_draft_lengths()
         await self._send(self.scheduler.plan_catch_up(batch))
         self._reads |= {self._begin(read, target.grant) for read in self.scheduler.plan_reads(batch)}
+        early_plans = self.scheduler.plan_early(batch)
         while self._reads and not reply.done():
             under_way: set[asyncio.Future[Any]] = {reply, *self._reads}
             await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
@@ -275,22 +289,24 @@ class Loop:
         try:
             verified = await reply
             clock.verified(sent_at, verified)
+            early_drafts = self.scheduler.draft_early(early_plans, verified.result)
+            self._early = await self._send(early_drafts, self._draft_timeout_s)
             runs = self.scheduler.accept(batch, verified.result) if self.target is target else []
         except PilotfishError as error:  # the stream ended, or its answer breaks the contract
             await _end(target, error)
             runs = []
         now = time.perf_counter()
-        self.scheduler.timed(batch, drafts, runs, now - self._round_began, clock.draft_seconds)
+        self.scheduler.timed(batch, [each.plan for each in asked], runs, now - self._round_began, clock.draft_seconds)
         times = self._times = clock.split(now)
         self._trace.round(self._round_began, now, len(batch.rows), times)
         self._round_began = now
         self._runs += [(run, times) for run in runs]
 
-    async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> DraftReplies:
+    async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> list[_Asked]:
         # Chosen before the first await: a replica that is lost and opened again has other pages.
-        streams = [(name, self.drafts[name], plan.step) for name, plan in plans.items()]
-        replies = await asyncio.gather(*(stream.submit(step, timeout_s) for _, stream, step in streams))
-        return dict(zip(plans, replies, strict=True))
+        streams, sent_at = [(self.drafts[name], plan.step) for name, plan in plans.items()], time.perf_counter()
+        replies = await asyncio.gather(*(stream.submit(step, timeout_s) for stream, step in streams))
+        return [_Asked(plan, name, reply, sent_at) for (name, plan), reply in zip(plans.items(), replies, strict=True)]
 
     def _begin(self, read: FeatureRead, grant: Grant) -> asyncio.Task[_Answered]:
         return asyncio.create_task(self._answer(read, grant, time.perf_counter()), name="read features")
@@ -323,32 +339,24 @@ class Loop:
             clock.read(answer.begin, answer.end, answer.features)
             self._trace.read(answer.begin, answer.end, len(answer.read.slots))
             if plan is not None:
-                clock.sent({answer.read.replica.name: plan})
-                await self._send({answer.read.replica.name: plan})
+                clock.sent(await self._send({answer.read.replica.name: plan}))
 
-    async def _collect(
-        self,
-        drafts: Mapping[str, DraftPlan],
-        replies: DraftReplies,
-        vocab_size: int,
-        sent_at: float,
-        clock: RoundClock,
-    ) -> dict[str, Proposal]:
+    async def _collect(self, asked: Sequence[_Asked], vocab_size: int, clock: RoundClock) -> dict[str, Proposal]:
         """Waits for proposals until the deadline; rows of a replica without a sound answer get none."""
         proposals: dict[str, Proposal] = {}
-        arrived, given_up_at = [], sent_at
-        for name, future in replies.items():
+        arrived, given_up_at = [], 0.0
+        for each in asked:
             try:
-                reply = await future
+                reply = await each.reply
                 arrived.append(reply)
-                proposals |= drafts[name].proposals(reply.result, vocab_size)
+                proposals |= each.plan.proposals(reply.result, vocab_size)
             except DeadlineExceededError as error:
                 given_up_at = time.perf_counter()
                 log.warning("draft %s; its rows go on without proposals", error)
             except PilotfishError as error:
-                if name in self.drafts:
-                    self.drafts[name].close(error)  # its link opens a new one
-        clock.drafted(sent_at, arrived, given_up_at)
+                if each.replica in self.drafts:
+                    self.drafts[each.replica].close(error)  # its link opens a new one
+        clock.drafted(asked, arrived, given_up_at)
         return proposals
 
     # Outputs

@@ -159,9 +159,9 @@ class WorkerStream(Generic[Step, Result]):
         return bool(self._pending) and self._pending[0].reply.done()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether it owes an answer."""
-        return bool(self._pending)
+    def next_due(self) -> int | None:
+        """Number of the step whose answer it owes next; None if it owes none."""
+        return self._pending[0].step.step_id if self._pending else None
 
     async def submit(self, step: Step, timeout_s: float | None = None) -> asyncio.Future[Reply[Result]]:
         """Sends a step.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.features import Array, Features, columns, joined
-from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
+from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import Proposal, proposals_from
 from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
 from pilotfish.errors import PilotfishError
@@ -79,17 +79,30 @@ class Replica:
         self.is_late, self.is_behind, self.caught_up = is_late, is_behind, False
 
 
+class DraftRow(NamedTuple):
+    """Whose row it is that a replica drafts for, where, and behind how many tokens."""
+
+    request: Request
+    place: DraftPlace
+    length: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the request still drafts there, and goes on behind these tokens."""
+        return self.request.draft is self.place and self.request.length == self.length
+
+
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     """A step for one replica and whose rows it holds."""
 
     step: DraftStep
-    rows: tuple[tuple[Request, DraftPlace], ...]
+    rows: tuple[DraftRow, ...]
     is_delayed: bool
     """The replica had still to prefill when it was asked."""
 
     def proposals(self, result: DraftResult, vocab_size: int) -> dict[str, Proposal]:
-        """The proposals that the replica answered, by request id, of rows that still draft there.
+        """The proposals that the replica answered, by request id, of rows that go on from where they begin.
 
         Raises:
             InvalidArgumentError: if the answer breaks the contract.
@@ -98,7 +111,7 @@ class DraftPlan:
         sampled = step.proposal_kinds == ProposalKind.SAMPLED
         found = proposals_from(result, step.draft_lengths, step.node_limits, vocab_size, sampled, step.support_limit)
         rows = zip(self.rows, found, strict=True)
-        return {request.id: proposal for (request, place), proposal in rows if request.draft is place}
+        return {row.request.id: proposal for row, proposal in rows if row.is_current}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,7 +334,7 @@ class Drafting:
         replica = max(choices, key=lambda choice: choice.pool.available / choice.pool.page_count)
         request.draft = DraftPlace(replica.name, RowCache(replica.pool), replica.pool.lookahead)
         request.draft.cache.attach(request.tokens[:-1])
-        _reserve(request.draft.cache, request.length)  # so that the next row finds the replica so much fuller
+        request.draft.cache.try_reserve(request.length)  # so that the next row finds the replica so much fuller
         return request.draft
 
     def _must_catch_up(self, request: Request, place: DraftPlace, computed: int) -> bool:
@@ -336,7 +349,7 @@ class Drafting:
         if count <= 0:
             return None
         part = _part(request, place, place.cache.length + count)
-        return part if self._knows(part) and _reserve(place.cache, part.end) else None
+        return part if self._knows(part) and place.cache.try_reserve(part.end) else None
 
     def _catch_up_budget(self, replica: Replica, beside: int) -> int:
         if replica.is_behind:
@@ -379,7 +392,8 @@ class Drafting:
         )
         for part in parts:
             part.place.cache.commit(part.request.tokens, part.end)
-        return DraftPlan(step, tuple((part.request, part.place) for part in parts), replica.is_behind)
+        rows = tuple(DraftRow(part.request, part.place, part.request.length) for part in parts)
+        return DraftPlan(step, rows, replica.is_behind)
 
 
 class _Part(NamedTuple):
@@ -447,7 +461,7 @@ def _features(replica: Replica, parts: Sequence[_Part]) -> Array:
 
 def _reserve_nodes(replica: Replica, part: _Part) -> bool:
     slots = part.end + draft_slots(part.draft_length, part.nodes, replica.capabilities.tree_width)
-    return slots <= replica.grant.max_len and _reserve(part.place.cache, slots)
+    return slots <= replica.grant.max_len and part.place.cache.try_reserve(slots)
 
 
 def _node_limits(parts: Sequence[_Part]) -> Ints:
@@ -455,11 +469,3 @@ def _node_limits(parts: Sequence[_Part]) -> Ints:
     if all(part.nodes <= part.draft_length for part in parts):
         return empty_ints()
     return np.array([part.nodes for part in parts], np.int32)
-
-
-def _reserve(cache: RowCache, slots: int) -> bool:
-    try:
-        cache.reserve(slots)
-    except OutOfPagesError:
-        return False
-    return True

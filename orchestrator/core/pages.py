@@ -184,6 +184,14 @@ class RowCache:
             self.pages += self.pool.allocate(self.missing(slots))
             self.table = np.array(self.pages, np.int32)
 
+    def try_reserve(self, slots: int) -> bool:
+        """As ``reserve``; says whether the pool could."""
+        try:
+            self.reserve(slots)
+        except OutOfPagesError:
+            return False
+        return True
+
     def commit(self, token_ids: Ints, length: int) -> None:
         """Declares the first ``length`` slots computed; offers pages that became full to other rows.
 

@@ -8,6 +8,8 @@ Pure: events in (submit, finish, opened, lost), plans out. One round is
     scheduler.choose_draft_lengths()                while it verifies
     catch_up = scheduler.plan_catch_up(batch)       sent to the replicas while it verifies
     reads    = scheduler.plan_reads(batch)          asked of the target meanwhile; answered, they become steps
+    early    = scheduler.plan_early(batch)          laid out meanwhile
+    drafts   = scheduler.draft_early(early, result) sent before anything is judged; of the next round
     runs     = scheduler.accept(batch, result)
     scheduler.timed(...)                            what the round took, for draft lengths to come
 
@@ -31,9 +33,10 @@ from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_r
 from orchestrator.core.chains import match_chains, ratio_chains
 from orchestrator.core.draft_length import CHAINS, SIZES, DraftLengths, Round
 from orchestrator.core.drafting import Drafting, DraftPlan, FeatureRead, Replica
+from orchestrator.core.early import EarlyPlan, fill, plan_early, settle
 from orchestrator.core.features import Features, count_of, split
 from orchestrator.core.finish import FinishReason, cut_run
-from orchestrator.core.pages import OutOfPagesError, PagePool, RowCache
+from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
 from orchestrator.core.requests import PROPOSE_BEHIND, Request, State
 from pilotfish.errors import (
@@ -72,6 +75,8 @@ class Limits:
     tree_nodes: int | None = 0
     """Nodes in a proposal, for drafters that grow trees; 0 asks for chains. None: the server chooses, from round to
     round."""
+    early_drafts: bool = True
+    """Rows with a draft length of 1 draft as soon as the target has answered, from both outcomes; see ``early``."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -145,7 +150,7 @@ class _Timed:
     """A round that ended, and what it took."""
 
     batch: TargetBatch
-    drafts: Mapping[str, DraftPlan]
+    drafts: Sequence[DraftPlan]
     caught_up: bool
     runs: Sequence[Run]
     seconds: float
@@ -172,6 +177,7 @@ class Scheduler:
         self._lengths = DraftLengths(limits.sizes)
         self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
         self._timed: list[_Timed] = []  # not yet learnt from
+        self._early: list[DraftPlan] = []  # sent with the last answer of the target, for the round that follows
 
     # Events
 
@@ -242,7 +248,8 @@ class Scheduler:
     def plan_proposals(self) -> dict[str, DraftPlan]:
         """What each replica is to propose for the running rows, as far as the target's step has room."""
         assert self.target is not None
-        return self.drafting.plan_proposals(self.rows, self.target.grant)
+        drafting = set().union(*map(settle, self._early))
+        return self.drafting.plan_proposals([row for row in self.rows if row not in drafting], self.target.grant)
 
     def plan_catch_up(self, batch: TargetBatch) -> dict[str, DraftPlan]:
         """What each replica is to prefill while the target is busy with ``batch``."""
@@ -251,6 +258,18 @@ class Scheduler:
     def plan_reads(self, batch: TargetBatch) -> list[FeatureRead]:
         """What each replica that drafts on features needs to catch up; comes after ``plan_catch_up``."""
         return self.drafting.plan_reads(self.rows, _prefilled(batch)) if self.drafting.has_heads else []
+
+    def plan_early(self, batch: TargetBatch) -> list[EarlyPlan]:
+        """What replicas are to draft once the target has answered ``batch``, before the answer is judged."""
+        self._early = []
+        if not (self.limits.early_drafts and self.drafting.has_heads):
+            return []
+        return plan_early(self.drafting, batch, self.limits.support_limit)
+
+    def draft_early(self, plans: Sequence[EarlyPlan], result: TargetResult) -> dict[str, DraftPlan]:
+        """The steps of ``plan_early``, filled in, by replica name; ``accept`` comes next."""
+        self._early = [plan for early in plans if (plan := fill(self.drafting, early, result)) is not None]
+        return {plan.rows[0].place.replica: plan for plan in self._early}
 
     def choose_draft_lengths(self) -> None:
         """Learns from the round before, and sets the draft length of each row that leaves it to the server."""
@@ -267,7 +286,7 @@ class Scheduler:
     def timed(
         self,
         batch: TargetBatch,
-        drafts: Mapping[str, DraftPlan],
+        drafts: Sequence[DraftPlan],
         runs: Sequence[Run],
         seconds: float,
         draft_seconds: float,
@@ -275,7 +294,8 @@ class Scheduler:
         """Notes what a round took; it is looked at when there is time.
 
         Args:
-            batch, drafts, runs: of the round.
+            batch, runs: of the round.
+            drafts: all that proposed for it.
             seconds: since the end of the round before.
             draft_seconds: of those, waited for proposals.
         """
@@ -285,7 +305,9 @@ class Scheduler:
     def plan_target(self, drafts: Mapping[str, DraftPlan]) -> TargetPlan:
         """Chooses rows and allocates pages for the worst case of the proposals asked for."""
         assert self.target is not None
-        running, preempted = self._plan_running({name: nodes for name, (_, nodes) in _asked(drafts).items()})
+        running, preempted = self._plan_running(
+            {name: nodes for name, (_, nodes) in _asked([*self._early, *drafts.values()]).items()}
+        )
         used = sum(1 + row.room for row in running)
         budget = min(self.target.grant.max_step_tokens - used, self.limits.max_prefill_tokens)
         prefills: list[RowPlan] = []
@@ -355,13 +377,14 @@ class Scheduler:
             if request.state is not State.RUNNING:
                 continue  # it prefills, or an older row has just preempted it
             room = nodes.get(request.id, 0)
-            if not self._reserve(request, room):  # rather no proposal than another row's work undone
+            cache = _cache(request)
+            if not cache.try_reserve(request.length + room):  # rather no proposal than another row's work undone
                 room = 0
-            while request.state is State.RUNNING and not self._reserve(request, room):
+            while request.state is State.RUNNING and not cache.try_reserve(request.length + room):
                 self._preempt(self.rows[-1])
                 preempted = True
             if request.state is State.RUNNING:
-                plans.append(RowPlan(request, _cache(request), request.length - 1, request.length, True, True, room))
+                plans.append(RowPlan(request, cache, request.length - 1, request.length, True, True, room))
         return plans, preempted
 
     def _plan_chunk(self, request: Request, budget: int, plans: list[RowPlan]) -> int:
@@ -392,13 +415,6 @@ class Scheduler:
         request.move(State.PREFILL)
         request.target = cache
         self.rows.append(request)
-        return True
-
-    def _reserve(self, request: Request, room: int) -> bool:
-        try:
-            _cache(request).reserve(request.length + room)
-        except OutOfPagesError:
-            return False
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -438,7 +454,10 @@ class Scheduler:
         rules = []
         for row in rows:
             wanted = self.drafting.wants_features(row.request) and row.end - row.start <= PROPOSE_BEHIND
-            by_draws = row.is_round and row.request.params.draw_rule is DrawRule.MATCH
+            # Of a single node the features are sent unseen, so that a step can be laid out for them; see ``early``.
+            by_draws = (
+                row.is_round and row.request.params.draw_rule is DrawRule.MATCH and len(row.proposal.token_ids) > 1
+            )
             rule = FeatureRule.MATCHED if by_draws else FeatureRule.ALL
             rules.append(rule if wanted else FeatureRule.NONE)
         return np.array(rules, np.uint8)
@@ -543,10 +562,10 @@ def _round(timed: _Timed) -> Round:
         depth=max((length for length, _ in asked.values()), default=0),
         drafted=sum(nodes for _, nodes in asked.values()),
         nodes=max(sizes, default=CHAINS),
-        replicas=len(timed.drafts),
+        replicas=len({plan.rows[0].place.replica for plan in timed.drafts}),
         has_prefill=not all(row.is_round for row in timed.batch.rows),
         caught_up=timed.caught_up,
-        was_delayed=any(plan.is_delayed for plan in timed.drafts.values()),
+        was_delayed=any(plan.is_delayed for plan in timed.drafts),
         judged=[run.request for run in judged],
         kept=kept,
         spoken_on=kept + np.array([_has_failed(run, *asked.get(run.request.id, (0, 0))) for run in judged], np.int64),
@@ -566,14 +585,14 @@ def _has_failed(run: Run, length: int, nodes: int) -> bool:
     return is_leaf and len(run.kinds) - 1 < length
 
 
-def _asked(drafts: Mapping[str, DraftPlan]) -> dict[str, tuple[int, int]]:
+def _asked(drafts: Iterable[DraftPlan]) -> dict[str, tuple[int, int]]:
     """Longest path and most nodes that each row was asked for, by request id; as many of a chain."""
     asked: dict[str, tuple[int, int]] = {}
-    for plan in drafts.values():
+    for plan in drafts:
         lengths = plan.step.draft_lengths
         limits = plan.step.node_limits if len(plan.step.node_limits) else lengths
         rows = zip(plan.rows, lengths.tolist(), limits.tolist(), strict=True)
-        asked |= {request.id: (length, limit) for (request, _), length, limit in rows}
+        asked |= {row.request.id: (length, limit) for row, length, limit in rows}
     return asked
 
 

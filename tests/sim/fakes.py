@@ -342,8 +342,14 @@ class FakeHead(FakeDraft):
                 pair = self._history(step.features[first + i]), int(step.rows.token_ids[first + i])
                 self.pairs[slots[start + i]] = pair
             first += length
-            roots.append(self._checked([self.pairs.get(slot) for slot in slots[: start + length]]))
+            pairs = [self.pairs.get(slot) for slot in slots[: start + length]]
+            roots.append(self._checked(pairs, may_be_lost=self._goes_on(step, row)))
         return roots
+
+    def _goes_on(self, step: DraftStep, row: int) -> bool:
+        """Whether a row begins where the one before it ends: the other outcome of the same request."""
+        ends = step.rows.starts[row - 1] + step.rows.lengths[row - 1] == step.rows.starts[row]
+        return row > 0 and bool(ends) and self._slots(step, row - 1) == self._slots(step, row)
 
     def _history(self, values: np.ndarray) -> tuple[int, ...]:
         """The history that all states of one token agree on."""
@@ -352,9 +358,9 @@ class FakeHead(FakeDraft):
         assert len(histories) == 1, "states of different tokens stand side by side"
         return histories.pop()
 
-    def _checked(self, pairs: list[tuple[tuple[int, ...], int] | None]) -> tuple[int, ...]:
-        """The history of a row's last token."""
-        for slot, pair in enumerate(pairs):
+    def _checked(self, pairs: list[tuple[tuple[int, ...], int] | None], may_be_lost: bool) -> tuple[int, ...]:
+        """The history of a row's last token; that of an outcome which has not come is its own."""
+        for slot, pair in enumerate(pairs[:-1] if may_be_lost else pairs):
             assert pair is not None, f"slot {slot} holds what was drafted"
             history, _ = pair
             assert len(history) == slot + 1, f"slot {slot} holds the feature of token {len(history) - 1}"

@@ -66,6 +66,8 @@ class Simulator:
         self.rounds = 0
         self.trace: list[str] = []
         self.reads: list[tuple[int, FeatureRead]] = []  # under way, and the round in which each is answered
+        self.early: list[tuple[str, DraftPlan, DraftResult]] = []  # sent with the last answer of the target
+        self.early_rows = 0  # that have got a proposal so
 
     # Events
 
@@ -129,10 +131,12 @@ class Simulator:
         assert self.target is not None
         self.rounds += 1
         began = self.now
+        early, self.early = self.early, []
         self._settle_owed()
         drafts = self.scheduler.plan_proposals()
         started = self.now
-        proposals = {}
+        proposals = self._early_proposals(early)
+        self.early_rows += len(proposals)
         for name, plan in drafts.items():
             proposals |= self._propose(name, plan, started)
         draft_seconds = (self.now - started) / 1e6
@@ -149,9 +153,13 @@ class Simulator:
         self._read(batch)
         result = self.target.run(batch.step)
         before = self.now
+        early_plans = self.scheduler.plan_early(batch)
         self.now += self.target_costs.step + self.target_costs.token * len(batch.step.rows.token_ids)
+        for name, plan_ in self.scheduler.draft_early(early_plans, result).items():
+            self.early.append((name, plan_, self._run_draft(name, plan_, self.now)))
         runs = self.scheduler.accept(batch, result)
-        self.scheduler.timed(batch, drafts, runs, (self.now - began) / 1e6, draft_seconds)
+        asked = [*(plan_ for _, plan_, _ in early), *drafts.values()]
+        self.scheduler.timed(batch, asked, runs, (self.now - began) / 1e6, draft_seconds)
         for run in runs:
             self.texts[run.request.id] += run.token_ids
             self.kinds[run.request.id] += "".join(KIND_LETTERS[kind] for kind in run.kinds)
@@ -194,6 +202,14 @@ class Simulator:
             if plan is not None:
                 self.trace.append(f"  {read.replica.name} follows {_ids(plan)}")
                 self._run_draft(read.replica.name, plan, self.now)
+
+    def _early_proposals(self, early: list[tuple[str, DraftPlan, DraftResult]]) -> dict:
+        proposals = {}
+        for name, plan, result in early:
+            if name in self.replicas:
+                self.now = max(self.now, self.replicas[name].busy_until)
+                proposals |= plan.proposals(result, grant(1).vocab_size)
+        return proposals
 
     def _propose(self, name: str, plan: DraftPlan, sent_at: int) -> dict:
         result = self._run_draft(name, plan, sent_at)
@@ -252,4 +268,4 @@ class Simulator:
 
 
 def _ids(plan: DraftPlan) -> str:
-    return " ".join(request.id for request, _ in plan.rows)
+    return " ".join(request.id for request, *_ in plan.rows)

@@ -1,0 +1,111 @@
+"""Rows of one draft token: the head drafts from both outcomes before it is known which came."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import STATES, VOCAB, plain_text
+from simulator import Simulator
+
+from orchestrator.core.acceptance import Rule
+from orchestrator.core.scheduler import Limits
+from pilotfish.steps import FeatureRule
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def deployed(limits: Limits | None = None, agreement: float = 0.6) -> Simulator:
+    simulator = Simulator(limits or Limits())
+    simulator.open_target(pages=64, features=STATES)
+    simulator.open_draft("d0", pages=64, features=STATES, agreement=agreement)
+    return simulator
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("agreement", [0.0, 0.6, 1.0])
+def test_every_round_but_the_first_two_drafts_early_and_the_text_is_the_same(
+    temperature: float, agreement: float
+) -> None:
+    texts = {}
+    for early in (True, False):
+        simulator = deployed(Limits(early_drafts=early), agreement)
+        for index in range(3):
+            simulator.submit(f"r{index}", prompt(index, 9 + index), 30, 1, temperature=temperature, seed=index)
+        simulator.run()
+        texts[early] = (simulator.texts, simulator.kinds)
+        rounds = sum(kinds.count("r") + kinds.count("b") for kinds in simulator.kinds.values())
+        assert simulator.early_rows >= (rounds - 3 * 4 if early else 0)
+        assert early or simulator.early_rows == 0
+    assert texts[True] == texts[False]  # the proposals too: each row gets that of the outcome which came
+    for index in range(3):
+        assert texts[True][0][f"r{index}"] == plain_text(prompt(index, 9 + index), 30, temperature, index)
+
+
+def test_a_perfect_head_never_misses() -> None:
+    simulator = deployed(agreement=1.0)
+    simulator.submit("r", prompt(1, 10), 41, 1)
+    simulator.run()
+    assert simulator.kinds["r"] == "b" + "ab" * 20
+
+
+@pytest.mark.parametrize(("draft_length", "rule"), [(2, Rule.MATCH), (1, Rule.RATIO), (1, Rule.BLOCK)])
+def test_longer_drafts_and_rules_that_toss_coins_keep_the_ordinary_schedule(draft_length: int, rule: Rule) -> None:
+    simulator = deployed()
+    temperature = 0.0 if rule is Rule.MATCH else 1.0
+    simulator.submit("r", prompt(1, 10), 40, draft_length, rule=rule, temperature=temperature, seed=1)
+    simulator.run()
+    assert simulator.early_rows == 0
+    assert "a" in simulator.kinds["r"]
+
+
+def test_a_batch_with_longer_drafts_waits_for_the_verdict() -> None:
+    """The features of their accepted nodes come first or last, nobody knows how many."""
+    simulator = deployed(agreement=1.0)
+    simulator.submit("short", prompt(1, 10), 40, 1)
+    simulator.submit("long", prompt(2, 10), 12, 4)
+    simulator.run()
+    assert simulator.texts == {"short": plain_text(prompt(1, 10), 40), "long": plain_text(prompt(2, 10), 12)}
+    assert 0 < simulator.early_rows < 20
+
+
+@pytest.mark.parametrize("lost", ["draft", "target"])
+def test_who_is_lost_meanwhile_takes_nothing_with_him(lost: str) -> None:
+    simulator = deployed()
+    simulator.submit("r", prompt(1, 10), 40, 1)
+    for _ in range(6):
+        simulator.round()
+    assert simulator.early
+    if lost == "draft":
+        simulator.lose_draft("d0")
+        simulator.open_draft("d1", pages=64, features=STATES)
+    else:
+        simulator.lose_target()
+        simulator.open_target(pages=64, first_page=100, features=STATES)
+    simulator.run()
+    assert simulator.texts["r"] == plain_text(prompt(1, 10), 40)
+
+
+def test_an_answer_that_the_replica_could_not_take_is_not_sent_to_it() -> None:
+    simulator = deployed()
+    simulator.submit("r", prompt(1, 10), 40, 1)
+    for _ in range(4):
+        simulator.round()
+    scheduler, target = simulator.scheduler, simulator.target
+    assert target is not None
+    drafts = scheduler.plan_proposals()
+    batch = scheduler.seal(scheduler.plan_target(drafts), {})
+    assert batch is not None
+    assert set(batch.step.feature_rules.tolist()) == {FeatureRule.ALL}
+    plans, result = scheduler.plan_early(batch), target.run(batch.step)
+    assert plans
+    for garbage in (
+        replace(result, token_ids=result.token_ids + VOCAB),
+        replace(result, token_ids=result.token_ids[:0]),
+        replace(result, features=None),
+    ):
+        assert scheduler.draft_early(plans, garbage) == {}
+    assert list(scheduler.draft_early(plans, result)) == ["d0"]
