@@ -158,10 +158,12 @@ class Orchestrator:
         server = self._server()  # before the workers are waited for: a port that is taken is told at once
         settings, loop = self._settings, self.loop
         target = WorkerLink(self._target_kind, settings.target, self._target_opened, loop.target_lost)
-        drafts = [WorkerLink(self._draft_kind, a, self._draft_opened, loop.draft_lost) for a in settings.draft]
-        self._links = [target, *drafts]
+        self._links = [target]
         try:
             await target.wait_opened(self._settings.connect_timeout_s)
+            # Only now: whether a drafter fits depends on the features that the target stores.
+            drafts = [WorkerLink(self._draft_kind, a, self._draft_opened, loop.draft_lost) for a in settings.draft]
+            self._links += drafts
             await asyncio.gather(*(self._wait_for_draft(draft) for draft in drafts))
         except BaseException:
             await self.stop()

@@ -259,6 +259,8 @@ class FeatureReader:
             raise from_grpc(error, self._address) from None
         for chunk in chunks:
             require(chunk.ndim == 2, "features", chunk.shape, "a chunk has two axes")
+            width = grant.feature_width
+            require(chunk.shape[1] == width, "features", chunk.shape, f"a chunk has {width} values a slot")
         return np.concatenate(chunks) if chunks else np.zeros((0, grant.feature_width), np.float32)
 
     async def close(self) -> None:

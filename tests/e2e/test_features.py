@@ -53,6 +53,19 @@ def test_every_pair_is_true_and_texts_are_the_targets_own(
         deployment.check_pools()
 
 
+def test_seeded_texts_do_not_depend_on_what_a_head_drafts(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    head = OracleHead(tiny_folder, tiny_target)
+    with Deployment(tiny_folder, tiny_target, (head,), features=FEATURES) as deployment, deployment.client() as client:
+        for seed, prompt in enumerate(PROMPTS):
+            texts = set()
+            for length in (0, 2, 5):
+                params = SamplingParams(max_tokens=60, temperature=0.6, seed=seed, draft_length=length, ignore_eos=True)
+                completion = client.generate(prompt, params)
+                texts.add(completion.token_ids)
+                assert (completion.usage.accepted > 0) == (length > 0)
+            assert len(texts) == 1
+
+
 def test_a_replica_that_joins_in_the_middle_of_a_request_drafts_as_one_that_was_there(
     tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
 ) -> None:

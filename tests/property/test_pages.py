@@ -1,7 +1,7 @@
 """Page pools under random operations, against a memory that shows every wrong write and every stale read.
 
-What a slot holds depends on all tokens up to it, as K and V do. So a slot is written with the whole
-prefix, and a row may only ever see its own.
+What a slot holds depends on all tokens up to it, as K and V do; in the pool of a head on the one after
+it, too. So a slot is written with the whole prefix, and a row may only ever see its own.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class Row:
 
 
 class Pages(RuleBasedStateMachine):
+    lookahead = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(FIRST_PAGE, PAGE_COUNT, PAGE_SIZE)
+        self.pool = PagePool(FIRST_PAGE, PAGE_COUNT, PAGE_SIZE, self.lookahead)
         self.memory: dict[int, object] = {}
         self.rows: list[Row] = []
         self.published: set[Tokens] = set()
@@ -44,6 +46,10 @@ class Pages(RuleBasedStateMachine):
     def row(self, choice: int) -> Row:
         return self.rows[choice % len(self.rows)]
 
+    def prefix(self, row: Row, slots: int) -> Tokens:
+        """What the first ``slots`` slots depend on."""
+        return row.tokens[: slots + self.lookahead] if slots else ()
+
     @precondition(lambda self: len(self.rows) < 4)
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12).map(tuple))
     def arrive(self, tokens: Tokens) -> None:
@@ -51,9 +57,8 @@ class Pages(RuleBasedStateMachine):
         row.cache.attach(row.array[:-1])
         assert row.cache.length == len(row.cache.pages) * PAGE_SIZE < len(tokens)
         if not self.has_evicted:  # then all that was ever published can be found
-            assert row.cache.length == max(
-                (end for end in range(0, len(tokens), PAGE_SIZE) if tokens[:end] in self.published), default=0
-            )
+            ends = range(0, max(len(tokens) - self.lookahead, 1), PAGE_SIZE)
+            assert row.cache.length == max((end for end in ends if self.prefix(row, end) in self.published), default=0)
         self.rows.append(row)
 
     @precondition(lambda self: self.rows)
@@ -62,7 +67,7 @@ class Pages(RuleBasedStateMachine):
         """Computes the next tokens, and guesses beyond them that are rolled back."""
         row = self.row(choice)
         cache, before = row.cache, (list(row.cache.pages), row.cache.length, self.pool.available)
-        end = min(cache.length + count, len(row.tokens))
+        end = max(min(cache.length + count, len(row.tokens) - self.lookahead), cache.length)
         missing = cache.missing(end + ahead)
         self.has_evicted |= self.pool.free_count < missing
         if missing > self.pool.available:
@@ -73,11 +78,11 @@ class Pages(RuleBasedStateMachine):
         cache.reserve(end + ahead)
         assert len(cache.pages) == max(len(before[0]), -(-(end + ahead) // PAGE_SIZE))
         for slot in range(cache.length, end):
-            self.memory[cache.slot(slot)] = row.tokens[: slot + 1]
+            self.memory[cache.slot(slot)] = self.prefix(row, slot + 1)
         for slot in range(end, end + ahead):
             self.memory[cache.slot(slot)] = "rejected"
         cache.commit(row.array, end)
-        self.published |= {row.tokens[:full] for full in range(PAGE_SIZE, end + 1, PAGE_SIZE)} | {()}
+        self.published |= {self.prefix(row, full) for full in range(0, end + 1, PAGE_SIZE)}
 
     @precondition(lambda self: self.rows)
     @rule(choice=st.integers(0, 3), token=st.integers(0, 1))
@@ -115,7 +120,7 @@ class Pages(RuleBasedStateMachine):
     def rows_read_what_they_wrote(self) -> None:
         for row in self.rows:
             for slot in range(row.cache.length):
-                assert self.memory[row.cache.slot(slot)] == row.tokens[: slot + 1]
+                assert self.memory[row.cache.slot(slot)] == self.prefix(row, slot + 1)
 
     @invariant()
     def only_full_committed_pages_are_shared(self) -> None:
@@ -132,8 +137,14 @@ class Pages(RuleBasedStateMachine):
         assert self.pool.available == PAGE_COUNT
 
 
+class PagesOfHead(Pages):
+    lookahead = 1
+
+
 Pages.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestPages = Pages.TestCase
+PagesOfHead.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestPagesOfHead = PagesOfHead.TestCase
 
 
 def filled(pool: PagePool, tokens: list[int]) -> RowCache:
@@ -164,6 +175,14 @@ def test_a_prefix_that_is_used_again_is_kept_longer() -> None:
     again.release()
     filled(pool, [3])
     assert [len(pool.match(np.array(t, np.int32))[0]) for t in ([1], [2])] == [1, 0]
+
+
+def test_slots_are_named_as_one_by_one() -> None:
+    pool = PagePool(3, 8, 4)
+    cache = RowCache(pool)
+    cache.reserve(14)
+    assert cache.slots(2, 13).tolist() == [cache.slot(index) for index in range(2, 13)]
+    assert not len(cache.slots(5, 5))
 
 
 def test_equal_rows_computed_side_by_side_leave_one_cached_copy() -> None:

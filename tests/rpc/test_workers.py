@@ -13,9 +13,9 @@ from fakes import FakeTarget, grant
 
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.scheduler import Limits, Scheduler
-from orchestrator.workers import TARGET, WorkerLink, WorkerStream
-from pilotfish.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
-from pilotfish.rpc import codec
+from orchestrator.workers import TARGET, FeatureReader, WorkerLink, WorkerStream
+from pilotfish.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
+from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.server import Server
 from pilotfish.steps import TargetStep
@@ -25,14 +25,20 @@ Answer = Callable[[TargetStep, FakeTarget], AsyncIterator[target_pb2.TargetResul
 
 
 class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
-    """Answers each step with whatever ``answer`` yields, and ends the stream when it raises StopAsyncIteration."""
+    """Answers each step with whatever ``answer`` yields, and ends the stream when it raises StopAsyncIteration.
+
+    Features are read in the chunks of ``chunks``, or fail with what it is.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.opened = 0
+        self.peers: set[str] = set()
+        self.chunks: list[np.ndarray] | Exception = []
 
     async def Execute(self, requests: Any, context: Any) -> AsyncIterator[target_pb2.ExecuteTargetResponse]:
         self.opened += 1
+        self.peers.add(context.peer())
         fake = FakeTarget(replace(grant(32), incarnation=self.opened))
         async for request in requests:
             if request.HasField("open"):
@@ -40,6 +46,15 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
                 continue
             async for result in self._answer(codec.target_step_from_pb(request.step), fake):
                 yield target_pb2.ExecuteTargetResponse(result=result)
+
+    @status.streaming
+    async def ReadFeatures(self, request: Any, context: Any) -> AsyncIterator[target_pb2.ReadFeaturesResponse]:
+        self.peers.add(context.peer())
+        assert (request.incarnation, list(np.frombuffer(request.slots, "<i4"))) == (7, [5, 9, 2])
+        if isinstance(self.chunks, Exception):
+            raise self.chunks
+        for chunk in self.chunks:
+            yield target_pb2.ReadFeaturesResponse(features=codec.tensor_to_pb(chunk))
 
 
 def step(step_id: int) -> TargetStep:
@@ -165,5 +180,47 @@ def test_steps_in_flight_are_answered_in_order() -> None:
             futures = [await stream.submit(step(step_id)) for step_id in range(1, 6)]
             assert [(await future).result.step_id for future in futures] == [1, 2, 3, 4, 5]
             stream.close()
+
+    play(right, scene)
+
+
+READ = replace(grant(32, features=("final",)), incarnation=7), np.array([5, 9, 2], np.int32)
+
+
+def test_features_come_on_a_connection_of_their_own() -> None:
+    async def scene(address: str, servicer: ScriptedTarget) -> None:
+        values = np.arange(12, dtype=np.uint16).reshape(3, 4)
+        servicer.chunks = [values[:2], values[2:]]
+        reader = FeatureReader(address)
+        async with connect(address) as channel:
+            stream = await WorkerStream.open(TARGET, address, channel)
+            read = await reader.read(*READ)
+            assert read.dtype == np.uint16
+            assert np.array_equal(read, values)
+            await reader.read(*READ)
+            assert len(servicer.peers) == 2
+            stream.close()
+        await reader.close()
+
+    play(right, scene)
+
+
+def test_a_read_that_fails_says_why() -> None:
+    async def scene(address: str, servicer: ScriptedTarget) -> None:
+        reader = FeatureReader(address)
+        servicer.chunks = NotFoundError("incarnation 0x7 is not open here")
+        with pytest.raises(NotFoundError, match="0x7 is not open here"):
+            await reader.read(*READ)
+        servicer.chunks = [np.zeros(3, np.float32)]
+        with pytest.raises(InvalidArgumentError, match=r"features is \(3,\); a chunk has two axes"):
+            await reader.read(*READ)
+        servicer.chunks = [np.zeros((1, 4), np.float32), np.zeros((2, 3), np.float32)]
+        with pytest.raises(InvalidArgumentError, match=r"features is \(2, 3\); a chunk has 4 values a slot"):
+            await reader.read(*READ)
+        await reader.close()
+        nobody = FeatureReader("127.0.0.1:1")
+        with pytest.raises(UnavailableError):
+            await nobody.read(*READ)
+        await nobody.close()
 
     play(right, scene)

@@ -65,6 +65,7 @@ class Simulator:
         self.now = 0
         self.rounds = 0
         self.trace: list[str] = []
+        self._noted: list[str] = []  # in the round under way
         self.reads: list[tuple[int, FeatureRead]] = []  # under way, and the round in which each is answered
         self.early: list[tuple[str, DraftPlan, DraftResult]] = []  # sent with the last answer of the target
         self.early_rows = 0  # that have got a proposal so
@@ -193,14 +194,14 @@ class Simulator:
         """Asks for features, and sends the steps of those that have come."""
         assert self.target is not None
         for read in self.scheduler.plan_reads(batch):
-            self.trace.append(f"  {read.replica.name} reads {len(read.slots)}")
+            self._noted.append(f"  {read.replica.name} reads {len(read.slots)}")
             self.reads.append((self.rounds + self.read_rounds, read))
         due = [read for at, read in self.reads if at <= self.rounds]
         self.reads = [(at, read) for at, read in self.reads if at > self.rounds]
         for read in due:
             plan = self.scheduler.drafting.plan_read(read, self.target.read_features(read.slots))
             if plan is not None:
-                self.trace.append(f"  {read.replica.name} follows {_ids(plan)}")
+                self._noted.append(f"  {read.replica.name} follows {_ids(plan)}")
                 self._run_draft(read.replica.name, plan, self.now)
 
     def _early_proposals(self, early: list[tuple[str, DraftPlan, DraftResult]]) -> dict:
@@ -255,7 +256,8 @@ class Simulator:
             self.trace.append(f"  {name} proposes for {_ids(plan)}")
         for name, plan in catch_up.items():
             self.trace.append(f"  {name} catches up {_ids(plan)}")
-        self.trace += [f"  preempt {name}" for name in sorted(preempted)]
+        self.trace += [*self._noted, *(f"  preempt {name}" for name in sorted(preempted))]
+        self._noted.clear()
         for row in batch.rows:
             if row.is_round:
                 self.trace.append(f"  verify {row.request.id} from {row.start}, {len(row.proposal.token_ids)} drafted")

@@ -4,8 +4,9 @@ A file in ``testdata/`` is a list of commands, each followed by ``----`` and wha
 
     limits rows=4 prefill=16 tree=0        before anything else; all optional
     clock target=1000+10 deadline=5000     microseconds per step + per token
-    open-target pages=16
-    open-draft d0 pages=16 agree=0.8 cost=100+1
+    open-target pages=16 [features=yes]
+    open-draft d0 pages=16 agree=0.8 cost=100+1 [features=yes]
+    reads rounds=1                         after so many rounds features come that are read
     submit a prompt=10 max=8 k=4 [temperature=1 seed=3 rule=ratio]
     rounds 3 | run | cancel a | lose-draft d0 | lose-target | pools | texts
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import VOCAB, plain_text
+from fakes import STATES, VOCAB, plain_text
 from simulator import Costs, Simulator
 
 from orchestrator.core.acceptance import Rule
@@ -86,7 +87,8 @@ class Scenario:
         self.simulator.draft_deadline = int(options["deadline"])
 
     def do_open_target(self, _: list[str], options: dict[str, str]) -> None:
-        self.simulator.open_target(int(options["pages"]), int(options.get("first", 0)))
+        features = STATES if "features" in options else ()
+        self.simulator.open_target(int(options["pages"]), int(options.get("first", 0)), features)
 
     def do_open_draft(self, plain: list[str], options: dict[str, str]) -> None:
         self.simulator.open_draft(
@@ -95,7 +97,11 @@ class Scenario:
             float(options.get("agree", 1)),
             int(options.get("branches", 1)),
             costs(options.get("cost", "100+1")),
+            features=STATES if "features" in options else (),
         )
+
+    def do_reads(self, _: list[str], options: dict[str, str]) -> None:
+        self.simulator.read_rounds = int(options["rounds"])
 
     def do_submit(self, plain: list[str], options: dict[str, str]) -> None:
         seed = int(options.get("seed", 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,7 @@ def test_the_file_is_whole_json_once_closed(tmp_path: Path) -> None:
     answered(target_step((5, 5), (1, 1)), target_result(4000), now, now + 0.006)
     with trace.span("emit"):
         pass
+    trace.read(now, now + 0.002, 300)
     trace.round(now, now + 0.01, 2, RoundTimes(1, 2, 3, 4, 5, 6))
     trace.close()
     found = events(path)
@@ -100,7 +102,11 @@ def test_the_file_is_whole_json_once_closed(tmp_path: Path) -> None:
         "feature_read_us": 5, "feature_bytes": 6,
     }  # fmt: skip
     (computing,) = slices(path, 2)
-    under_way = [event for event in found if event["ph"] in "be"]
+    read = [event for event in found if event["name"] == "read features"]
+    assert [(event["ph"], event["pid"], event["id"]) for event in read] == [("b", 1, 1), ("e", 1, 1)]
+    assert read[0]["args"] == {"slots": 300}
+    assert read[1]["ts"] - read[0]["ts"] == pytest.approx(2000, abs=0.2)
+    under_way = [event for event in found if event["name"] == "under way"]
     assert [event["ph"] for event in under_way] == ["b", "e"]
     assert computing["dur"] == pytest.approx(4000, abs=0.2)
     assert computing["ts"] - under_way[0]["ts"] == pytest.approx(1000, abs=0.2)
@@ -116,6 +122,11 @@ def test_the_file_is_whole_json_once_closed(tmp_path: Path) -> None:
         (target_step((9, 1)), "prefill", {"rows": 1, "tokens": 9, "prompt tokens": 8}),
         (draft_step(0, 4), "propose", {"rows": 2, "tokens": 4, "longest draft": 4}),
         (draft_step(0), "catch up", {"rows": 1, "tokens": 2, "longest draft": 0}),
+        (
+            replace(draft_step(0), features=np.zeros((2, 9), np.uint16)),
+            "catch up",
+            {"rows": 1, "tokens": 2, "longest draft": 0, "feature bytes": 36},
+        ),
     ],
 )
 def test_steps_are_named_by_what_they_do(
