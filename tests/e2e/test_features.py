@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tiny_models import load_reference
 from pilotfish import SamplingParams
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.runtime.loading import LoadedModel
+from pilotfish.steps import Grant, TargetResult, TargetStep
+from target_svc.engine import TargetEngine
 
 FEATURES = ("hidden.0", "hidden.2", "final")
 PROMPTS = ["A pilot fish swims ahead. ", "a", "Once upon a time there was a small fish, " * 4, "def f(x):\n"]
@@ -70,7 +73,18 @@ def test_a_replica_that_joins_in_the_middle_of_a_request_drafts_as_one_that_was_
     tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
 ) -> None:
     head, prompt = OracleHead(tiny_folder, tiny_target), PROMPTS[2]
-    with Deployment(tiny_folder, tiny_target, (head,), features=FEATURES) as deployment, deployment.client() as client:
+
+    class PatientTarget(TargetEngine):
+        """Takes its time until the replica is there."""
+
+        def run(self, grant: Grant, step: TargetStep) -> TargetResult:
+            time.sleep(0 if head.fed else 0.03)
+            return super().run(grant, step)
+
+    def engine() -> PatientTarget:
+        return PatientTarget(tiny_target, pages=256, features=FEATURES)
+
+    with Deployment(tiny_folder, engine, (head,)) as deployment, deployment.client() as client:
         deployment.call(deployment.drafts[0].stop())
         stream = client.stream(prompt, SamplingParams(max_tokens=120, ignore_eos=True))
         pieces = iter(stream)
@@ -81,8 +95,7 @@ def test_a_replica_that_joins_in_the_middle_of_a_request_drafts_as_one_that_was_
         usage = stream.result.usage
         assert stream.result.token_ids == reference[prompt]
         assert usage.accepted == usage.drafted > 0
-        read = usage.round_total
-        assert read.feature_read_us > 0
+        assert usage.round_total.feature_read_us > 0
         deployment.check_pools()
 
 
