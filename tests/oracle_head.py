@@ -93,12 +93,12 @@ class OracleHead(Drafter):
         nodes: list[int] = []
         parents: list[int] = []
         parent = -1
-        for _ in range(length):
+        for left in range(length, 0, -1):  # of the path, which must fit before any sibling
             likeliest: Any = self._reference(torch.tensor([history])).logits[0, -1].argmax()
             token = int(likeliest)
             if self._spoil and len(history) % self._spoil == 0:
                 token = 4 + token % 200
-            siblings = [5 + token % 200, token] if limit > length and len(nodes) + 2 <= limit else [token]
+            siblings = [5 + token % 200, token] if len(nodes) + left < limit else [token]
             nodes += siblings
             parents += [parent] * len(siblings)
             parent = len(nodes) - 1

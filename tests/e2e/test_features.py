@@ -38,12 +38,13 @@ def reference(tiny_folder: Path) -> dict[str, tuple[int, ...]]:
     return texts
 
 
+@pytest.mark.parametrize("tree", ["off", 12])
 @pytest.mark.parametrize("spoil", [0, 3])
 def test_every_pair_is_true_and_texts_are_the_targets_own(
-    spoil: int, tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
+    spoil: int, tree: str | int, tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
 ) -> None:
     head = OracleHead(tiny_folder, tiny_target, spoil=spoil)
-    with Deployment(tiny_folder, tiny_target, (head,), features=FEATURES, page_size=16) as deployment:
+    with Deployment(tiny_folder, tiny_target, (head,), features=FEATURES, draft_tree=tree) as deployment:
         with deployment.client() as client, ThreadPoolExecutor(len(PROMPTS)) as threads:
             completions = list(threads.map(lambda prompt: client.generate(prompt, LONG), PROMPTS * 2))
         for prompt, completion in zip(PROMPTS * 2, completions, strict=True):
@@ -58,7 +59,8 @@ def test_every_pair_is_true_and_texts_are_the_targets_own(
 
 def test_seeded_texts_do_not_depend_on_what_a_head_drafts(tiny_folder: Path, tiny_target: LoadedModel) -> None:
     head = OracleHead(tiny_folder, tiny_target)
-    with Deployment(tiny_folder, tiny_target, (head,), features=FEATURES) as deployment, deployment.client() as client:
+    deployed = Deployment(tiny_folder, tiny_target, (head,), features=FEATURES, draft_tree=10)
+    with deployed as deployment, deployment.client() as client:
         for seed, prompt in enumerate(PROMPTS):
             texts = set()
             for length in (0, 2, 5):
