@@ -102,5 +102,11 @@ def test_the_demo_goes_the_whole_way_and_not_twice(model_folder: Callable[..., P
     assert f"--draft {tmp_path / 'trained' / 'head'}" in result.stdout
     heads = [tmp_path / name / "head" / "model.safetensors" for name in ("untrained", "trained")]
     made = [head.stat().st_mtime_ns for head in heads]
+    shipped, run = tmp_path / "shipped", tmp_path / "trained"
+    given = ["--run", str(run), "--data", str(tmp_path / "data"), "--out", str(shipped), *flags[:2]]
+    exported = CliRunner().invoke(app, ["train", "export", *given])
+    assert exported.exit_code == 0, exported.stderr
+    assert "visits of answer tokens" in (shipped / "README.md").read_text()
+    assert (shipped / "model.safetensors").read_bytes() == heads[1].read_bytes()
     assert CliRunner().invoke(app, ["train", "demo", *flags]).exit_code == 0
     assert [head.stat().st_mtime_ns for head in heads] == made

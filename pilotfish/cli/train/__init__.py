@@ -7,6 +7,7 @@ import typer
 from pilotfish.cli.train.capture import capture
 from pilotfish.cli.train.demo import demo
 from pilotfish.cli.train.evaluate import evaluate
+from pilotfish.cli.train.export import export
 from pilotfish.cli.train.fit import fit
 from pilotfish.cli.train.prompts import prompts
 
@@ -17,6 +18,6 @@ app = typer.Typer(
     help="Train a drafter for your own target: [bold]capture[/], [bold]fit[/], [bold]evaluate[/].",
     epilog="docs/training.md tells the whole way.",
 )
-for _command in (prompts, capture, fit, evaluate):
+for _command in (prompts, capture, fit, evaluate, export):
     app.command(rich_help_panel="In this order")(_command)
 app.command(rich_help_panel="All of it, in small")(demo)

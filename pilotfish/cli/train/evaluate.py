@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pilotfish.cli.console import note, stderr, stdout
+from pilotfish.cli.console import stdout
 from pilotfish.cli.pull import fetch
-from pilotfish.cli.train.shared import Dtype, TargetModel, Threads, use_threads
+from pilotfish.cli.train.shared import Dtype, TargetModel, Threads, evaluating, use_threads
 
 if TYPE_CHECKING:
     from draft_svc.training.evaluate import Evaluation
@@ -49,7 +46,7 @@ def evaluate(
 
     config = EvaluationConfig(length=draft_length, every=every, anchors=anchors, held_out=not all_documents)
     use_threads(threads)
-    with _progress(2 * anchors) as on_anchor:
+    with evaluating(2 * anchors) as on_anchor:
         found = run(head, fetch(target_model), data, config, dtype=dtype, on_anchor=on_anchor)
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
@@ -86,16 +83,3 @@ def _table(found: Evaluation) -> Table:
         )
     table.caption = "accepted: greedily, of those whose earlier drafts were; the rest at temperature 1"
     return table
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """Counts chains in a bar up to ``total``, of which there may be less; not in a terminal: says so, once."""
-    if not stderr.is_terminal:
-        note("evaluating")
-        yield lambda: None
-        return
-    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("chains"))
-    with Progress(*columns, TimeElapsedColumn(), console=stderr, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

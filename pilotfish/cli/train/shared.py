@@ -1,10 +1,15 @@
-"""Options that the commands of ``pilotfish train`` share."""
+"""What the commands of ``pilotfish train`` share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pilotfish.cli.console import note, stderr
 
 TargetModel = Annotated[str, typer.Option("--target-model", metavar="MODEL", help="Name, Hugging Face id or folder.")]
 Dtype = Annotated[
@@ -22,3 +27,16 @@ def use_threads(threads: int | None) -> None:
 
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def evaluating(total: int) -> Iterator[Callable[[], None]]:
+    """Counts chains in a bar up to ``total``, of which there may be less; not in a terminal: says so, once."""
+    if not stderr.is_terminal:
+        note("evaluating")
+        yield lambda: None
+        return
+    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("chains"))
+    with Progress(*columns, TimeElapsedColumn(), console=stderr, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
