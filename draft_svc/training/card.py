@@ -68,8 +68,8 @@ def card(
     """
     sections = [
         f"# {name}: {KINDS[kind]} for {manifest.model_id}",
-        "Made with Pilotfish. It proposes tokens that the target checks, so that it changes no text, only how soon it is "
-        f"there. {_about(config, size_bytes)}",
+        "Made with Pilotfish. It proposes tokens that the target checks, so that it changes no text, only how soon it "
+        f"is there. {_about(config, size_bytes)}",
         f"    pilotfish up --target {manifest.model_id} --draft {name}",
         "## Data",
         _data(manifest),
@@ -78,8 +78,8 @@ def card(
         "## What it accepts",
         _acceptance(found),
         "## Limits",
-        f"It fits {manifest.model_id} alone, with the weights `{manifest.weights_hash[:16]}…`, and drafts best for what "
-        "that model answers in its chat template.",
+        f"It fits {manifest.model_id} alone, with the weights `{manifest.weights_hash[:16]}…`, and drafts best for "
+        "what that model answers in its chat template.",
     ]
     if license is not None:
         sections += ["## Licence", license]
@@ -104,8 +104,8 @@ def _data(manifest: Manifest) -> str:
     if "ask_itself" in recipe:
         lines.append(
             f"{recipe['ask_itself']:.0%} of the questions are the model's own (Magpie, arXiv 2406.08464), the others "
-            f"come from {recipe['prompts']} prompts; temperatures {_shares(recipe['temperatures'])}; answers of at most "
-            f"{recipe['max_tokens']} tokens. One document in twenty was held out."
+            f"come from {recipe['prompts']} prompts; temperatures {_shares(recipe['temperatures'])}; answers of at "
+            f"most {recipe['max_tokens']} tokens. One document in twenty was held out."
         )
     return " ".join(lines)
 
