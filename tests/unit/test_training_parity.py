@@ -124,13 +124,15 @@ def draft_in_training(
     def fed(step: Step) -> Tensor:
         tokens = torch.zeros_like(step.slots)
         for (row, position), anchor in served.items():
-            # The slot that predicts token `position` holds the state, or the token, that ends with the one before.
-            (at,) = (step.slots[row] == position - 1 - trainee.head.lead).nonzero()
-            found[row, position].append(torch.softmax(step.outputs[row, at[0]] @ trainee.output.T, -1))
-            tokens[row, at] = int(anchor.drafted[step.number])
+            tokens[row, place(step, row, position)] = int(anchor.drafted[step.number])
         return tokens
 
+    def place(step: Step, row: int, position: int) -> int:
+        # The slot that predicts token `position` holds the state, or the token, that ends with the one before.
+        (at,) = (step.slots[row] == position - 1 - trainee.head.lead).nonzero()
+        return int(at)
+
     for step in unroll(trainee.head, target.embeddings, batch, LENGTH, fed):
-        if any(len(laws) == step.number for laws in found.values()):  # Medusa is fed nothing, nor is the last step
-            fed(step)
+        for (row, position), laws in found.items():
+            laws.append(torch.softmax(step.outputs[row, place(step, row, position)] @ trainee.output.T, -1))
     return found
