@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -16,14 +17,19 @@ import pytest
 import torch
 from deployment import Deployment
 from scipy.stats import chi2
+from tiny_heads import FORMATS
 from tiny_models import load_reference, make_tiny_llama
 
+from draft_svc.drafters import Drafter, Proposals, create_drafter
+from draft_svc.server import DraftConfig
 from pilotfish import AsyncClient, SamplingParams
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel, load_model
+from pilotfish.steps import DraftStep
 
 VOCAB = 12
 PROMPT = [5, 9, 4, 7]
-DRAWS = 2500
+DRAWS, TREE_DRAWS = 2500, 1500
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +133,57 @@ def test_draws_follow_the_targets_law(
         deployment.check_pools()
     assert 0.1 < accepted / drafted < 0.9, "the draft must be right and wrong often enough to test anything"
     assert p_value(counts, laws[setting]) > 1e-4
+
+
+@dataclass
+class Counted(Drafter):
+    """Notes how many nodes it proposed in trees that branch."""
+
+    drafter: Drafter
+    branching: int = 0
+
+    def __post_init__(self) -> None:
+        self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.drafter.info
+
+    def propose(self, step: DraftStep) -> Proposals:
+        proposals = self.drafter.propose(step)
+        self.branching += len(proposals.parents)
+        return proposals
+
+
+@pytest.fixture
+def head(folder: Path, tmp_path: Path) -> Counted:
+    """A random MTP head over the target's vocabulary."""
+    written = FORMATS["own"]
+    written = replace(written, config=written.config | {"vocab_size": VOCAB})
+    config = DraftConfig(model=written.write(tmp_path), target_model=folder, dtype="float32", pages=256)
+    return Counted(create_drafter(config))
+
+
+@pytest.mark.parametrize("acceptance", ["match", "ratio", "block"])
+def test_draws_follow_the_targets_law_with_trees_of_a_head(
+    acceptance: str,
+    folder: Path,
+    target: LoadedModel,
+    head: Counted,
+    laws: dict[tuple[float, int], dict[tuple[int, ...], float]],
+) -> None:
+    """At temperature 1; trees of 10 nodes, 3 deep."""
+    params = [
+        SamplingParams(max_tokens=4, temperature=1.0, seed=seed, acceptance=acceptance, draft_length=3, ignore_eos=True)
+        for seed in range(TREE_DRAWS)
+    ]
+    settings = {"support_limit": 8, "max_rows": 48, "draft_tree": 10, "features": ("final",)}
+    with Deployment(folder, target, (head,), **settings) as deployment:
+        counts, drafted, accepted = asyncio.run(draw(deployment.address, params))
+        deployment.check_pools()
+    assert head.branching > 5 * TREE_DRAWS
+    assert 0.1 < accepted / drafted < 0.9
+    assert p_value(counts, laws[1.0, 0]) > 1e-4
 
 
 def test_the_check_would_notice_another_law(
