@@ -39,6 +39,9 @@ class FitConfig:
     train_output: bool = False
     """Train an output layer of its own instead of keeping the target's rows; eagle3 only."""
     objective: Objective = field(default_factory=Objective)
+    whole_text: bool = False
+    """Train on the tokens of prompts too. The target did not write them, but it has an opinion on what follows each,
+    and a head that has seen little text learns more from more of it than from the same again."""
     optimizer: str = "muon"
     """muon for matrices beside AdamW for the rest, or adamw for all. Muon needs several times fewer visits."""
     lr: float = 2e-3

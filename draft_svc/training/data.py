@@ -102,7 +102,7 @@ class Batch:
         features: bf16[B, T, W] that the head reads.
         final: bf16[B, T + ahead, H], post-norm.
         teacher: as ``final``.
-        slots: i64[B, A], slots that are trained on: those from the last token of the prompt on.
+        slots: i64[B, A], slots that are trained on: those from the last token of the prompt on, or all.
         is_slot: bool[B, A], which of them are no padding.
         ends: i64[B], states of each document that are known.
     """
@@ -116,15 +116,16 @@ class Batch:
     ends: Tensor
 
     @classmethod
-    def of(cls, documents: Sequence[Document], ahead: int) -> Batch:
+    def of(cls, documents: Sequence[Document], ahead: int, *, whole_text: bool = False) -> Batch:
         """Pads documents to one length.
 
         Args:
             documents: at least one.
             ahead: how many tokens behind a slot may be looked at.
+            whole_text: take the slots of prompts too.
         """
         counts = [d.length - 1 for d in documents]
-        firsts = [d.captured.prompt_length - 1 for d in documents]
+        firsts = [0 if whole_text else d.captured.prompt_length - 1 for d in documents]
         width, answers = max(counts), max(count - first for count, first in zip(counts, firsts, strict=True))
         n, deep, hidden = len(documents), width + ahead, documents[0].final.stop - documents[0].final.start
         token_ids = torch.zeros(n, deep, dtype=torch.int64)

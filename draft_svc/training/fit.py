@@ -128,7 +128,8 @@ class Fit:
         """One optimizer step; returns sums over all processes."""
         random = torch.Generator().manual_seed(self._config.seed * 1_000_003 + number)
         ahead = self._trainee.head.lead + self._config.objective.steps
-        batch = Batch.of(documents[self._rank :: self._processes], ahead).to(self._device)
+        own = documents[self._rank :: self._processes]
+        batch = Batch.of(own, ahead, whole_text=self._config.whole_text).to(self._device)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:

@@ -228,6 +228,16 @@ def test_vocabulary_takes_the_most_frequent_and_ties_by_id() -> None:
         choose_vocabulary(counts, 9)
 
 
+def test_whole_text_takes_the_slots_of_prompts_too(model: Path, data: Path) -> None:
+    manifest = Manifest.read(data)
+    teacher = Teacher(Target.load(model, manifest, torch.bfloat16).output(torch.arange(64)), manifest, data)
+    document = Corpus(data, ("final",), teacher).train[0]
+    answer, whole = (Batch.of([document], ahead=3, whole_text=choice) for choice in (False, True))
+    first = document.captured.prompt_length - 1
+    assert answer.slots[0].tolist() == list(range(first, document.length - 1))
+    assert whole.slots[0].tolist() == list(range(document.length - 1))
+
+
 def test_an_epoch_visits_every_document_once(model: Path, data: Path) -> None:
     manifest = Manifest.read(data)
     teacher = Teacher(Target.load(model, manifest, torch.bfloat16).output(torch.arange(64)), manifest, data)

@@ -58,6 +58,9 @@ def fit(
     other_candidates: Annotated[
         int, typer.Option(metavar="N", min=0, help="Random tokens that stand for the rest of the vocabulary; 0: all.")
     ] = 512,
+    whole_text: Annotated[
+        bool, typer.Option("--whole-text", metavar="", help="Train on prompts too: more text, of the same capture.")
+    ] = False,
     optimizer: Annotated[Literal["muon", "adamw"], typer.Option(help="Of matrices; norms take AdamW.")] = "muon",
     lr: Annotated[float, typer.Option(metavar="X", help="Peak learning rate.")] = 2e-3,
     weight_decay: Annotated[float, typer.Option(metavar="X", help="Of matrices.")] = 0.01,
@@ -105,6 +108,7 @@ def fit(
             later_slots=later_slots,
             other_candidates=other_candidates,
         ),
+        whole_text=whole_text,
         optimizer=optimizer,
         lr=lr,
         weight_decay=weight_decay,
