@@ -6,6 +6,7 @@ anything is drawn from it, so that the q on the wire is the very q of the draw.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,10 @@ from draft_svc.drafters.trees import NO_SUPPORT, Nodes, Support
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
 from pilotfish.runtime.slots import Longs
-from pilotfish.steps import DraftStep, Ints, ProposalKind, SamplingRows, TokenRows
+from pilotfish.steps import DraftStep, Ints, ProposalKind, SamplingRows, TokenRows, empty_ints
+
+# Comparing arrays with members of an enum takes numpy longer than some passes.
+_MATCHED, _SAMPLED = int(ProposalKind.MATCHED), int(ProposalKind.SAMPLED)
 
 
 class Run(Protocol):
@@ -46,19 +50,23 @@ def draft_chains(step: DraftStep, rows: Longs, run: Run) -> dict[int, Nodes]:
     chains: dict[int, list[int]] = {row: [] for row in rows.tolist()}
     supports: dict[int, list[Support]] = {row: [] for row in rows.tolist()}
     last_tokens = step.rows.row_offsets[1:][rows] - 1
+    next_tokens = _first_tokens(step.rows, rows)
     depth = 0
     while len(rows):
-        positions = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + depth + run.ahead
+        positions = next_tokens.starts.astype(np.int64) + run.ahead
         tokens, drawn_from = draw(step, rows, run.logits(last_tokens), positions, run.token_ids)
         for row, token, support in zip(rows.tolist(), tokens.tolist(), drawn_from, strict=True):
             chains[row].append(token)
             supports[row].append(support)
         depth += 1
         going_on = step.draft_lengths[rows] > depth
-        rows, tokens, last_tokens = rows[going_on], tokens[going_on], last_tokens[going_on]
+        if not going_on.all():
+            rows, tokens, last_tokens = rows[going_on], tokens[going_on], last_tokens[going_on]
+            next_tokens = _first_tokens(step.rows, rows, depth - 1)
         if len(rows):
-            run = run.advance(_next_tokens(step.rows, rows, tokens, depth), last_tokens)
+            run = run.advance(replace(next_tokens, token_ids=tokens), last_tokens)
             last_tokens = np.arange(len(rows), dtype=np.int64)
+            next_tokens = replace(next_tokens, starts=next_tokens.starts + 1)
     return {row: _chain(chains[row], supports[row]) for row in chains}
 
 
@@ -80,10 +88,9 @@ def draw(
         token_ids: as in ``Run``. Noise is keyed by these, so that it is the target's for the same token.
     """
     sampling.require_finite(logits, "the draft model")
-    kinds = step.proposal_kinds[rows]
+    kinds, supports = step.proposal_kinds[rows], [NO_SUPPORT] * len(rows)
     columns = sampling.likeliest(logits).to(logits.device)
-    supports = [NO_SUPPORT] * len(rows)
-    matched, sampled = np.flatnonzero(kinds == ProposalKind.MATCHED), np.flatnonzero(kinds == ProposalKind.SAMPLED)
+    matched, sampled = (kinds == _MATCHED).nonzero()[0], (kinds == _SAMPLED).nonzero()[0]
     if len(matched):
         of_rows = sampling.take_rows(step.sampling, rows[matched])
         keys = sampling.draw_keys(of_rows.seeds, Purpose.MATCH, np.zeros_like(of_rows.rounds), positions[matched])
@@ -130,14 +137,14 @@ def _index(rows: Longs, like: Tensor) -> Tensor:
     return torch.from_numpy(rows).to(like.device)
 
 
-def _next_tokens(rows: TokenRows, chosen: Longs, tokens: Ints, depth: int) -> TokenRows:
-    """One more token for each chosen row, ``depth`` slots after its committed ones."""
+def _first_tokens(rows: TokenRows, chosen: Longs, depth: int = 0) -> TokenRows:
+    """Room for a token of each chosen row, ``depth`` slots behind its committed ones; which one is left open."""
     firsts = np.cumsum(rows.page_counts) - rows.page_counts
     tables = [rows.page_ids[firsts[row] : firsts[row] + rows.page_counts[row]] for row in chosen]
     return TokenRows(
-        token_ids=tokens,
+        token_ids=np.zeros(len(chosen), np.int32),
         lengths=np.ones(len(chosen), np.int32),
-        starts=((rows.starts + rows.lengths)[chosen] + (depth - 1)).astype(np.int32),
+        starts=((rows.starts + rows.lengths)[chosen] + depth).astype(np.int32),
         page_counts=rows.page_counts[chosen],
-        page_ids=np.concatenate(tables),
+        page_ids=np.concatenate(tables) if tables else empty_ints(),
     )
