@@ -100,9 +100,9 @@ def markdown(results: Results) -> str:
     return "\n".join(
         [
             "Tokens per round:\n",
-            _table([*head, *tasks, "**mean**", "tok/s"], per_task),
+            table([*head, *tasks, "**mean**", "tok/s"], per_task),
             "\nShare of draft tokens accepted at each position, where those before were:\n",
-            _table([*head, *positions, "drafted a round", "rounds"], per_position),
+            table([*head, *positions, "drafted a round", "rounds"], per_position),
         ]
     )
 
@@ -140,6 +140,7 @@ def _shares(whole: TaskResult, depth: int) -> list[str]:
     return shares + ["–"] * (depth - len(shares))
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -127,7 +127,7 @@ def evaluate(
     manifest = Manifest.read(data)
     if weights_hash(target) != manifest.weights_hash:
         raise FailedPreconditionError(f"{data} holds text of {manifest.model_id}, not of the target in {target}")
-    documents = _documents(data, manifest, held_out=config.held_out)
+    documents = read_documents(data, manifest, held_out=config.held_out)
     longest = max((len(document.token_ids) for document in documents), default=0)
     pages_per_row = -(-(longest + config.length) // _PAGE_SIZE)
     settings = {"model": head, "target_model": target, "dtype": dtype, "page_size": _PAGE_SIZE}
@@ -206,7 +206,8 @@ def _judge_sampled(anchors: Iterator[Anchor], final: list[int], lm_head: Tensor,
     return [judge.step() for judge in judges if judge.losses]
 
 
-def _documents(folder: Path, manifest: Manifest, *, held_out: bool) -> list[CapturedDocument]:
+def read_documents(folder: Path, manifest: Manifest, *, held_out: bool) -> list[CapturedDocument]:
+    """Captured documents that can be judged on: all of them, or those only that ``fit`` holds out."""
     shards = [Shard.read(path, manifest.feature_width) for path in shard_paths(folder)]
     documents = [document for shard in shards for document in shard.split() if document.answer_tokens > 1]
     return [each for i, each in enumerate(documents) if is_held_out(i)] if held_out else documents

@@ -2,12 +2,12 @@
 
 A document is one row. At every so many tokens of its answer the drafter is told what was committed since, with the
 target's true states if it reads any, and drafts; what it drafted is thrown away, as after a round whose proposal
-failed, and the row goes on with the text.
+failed, and the row goes on with the text. Or it is played as rounds, which begin where the last one was accepted to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -83,6 +83,30 @@ class Replay:
 
     def anchors(self, documents: Sequence[CapturedDocument], drafting: Drafting) -> Iterator[Anchor]:
         """Drafts at every anchor whose whole chain the document can judge."""
+        return self._play(documents, drafting, lambda place, anchor: place.advance(drafting.every))
+
+    def rounds(self, documents: Sequence[CapturedDocument], length: int, *, rebuild: bool = True) -> Iterator[Anchor]:
+        """Plays greedy text round by round: each begins behind the token that followed what the last one got right.
+
+        Args:
+            documents: written at temperature 0, so that they say what would have been accepted.
+            length: draft tokens of a round, at least 1; a document ends where it can judge no whole chain.
+            rebuild: draft tokens that were kept are told again, with true states, as serving does. False: their slots
+                stay as the head wrote them while it drafted, on states of its own.
+        """
+
+        def move(place: _Place, anchor: Anchor) -> None:
+            hits = anchor.hits()
+            if not rebuild:
+                place.computed += min(hits, length - 1)  # nothing is drafted from the last one, so it has no slot yet
+            place.advance(hits + 1)
+
+        return self._play(documents, Drafting(length, 1, ProposalKind.GREEDY), move)
+
+    def _play(
+        self, documents: Sequence[CapturedDocument], drafting: Drafting, move: Callable[[_Place, Anchor], None]
+    ) -> Iterator[Anchor]:
+        """Drafts where the places stand, and has ``move`` put them on."""
         waiting = iter(documents)
         places: list[_Place | None] = [None] * self._rows
         step_id = 0
@@ -96,9 +120,9 @@ class Replay:
                 return
             step_id += 1
             proposals = self._drafter.propose(self._step(step_id, playing, drafting))
-            yield from _read(playing, proposals)
-            for place in playing:
-                place.advance(drafting.every)
+            for place, anchor in zip(playing, _read(playing, proposals), strict=True):
+                yield anchor
+                move(place, anchor)
 
     def _step(self, step_id: int, playing: Sequence[_Place], drafting: Drafting) -> DraftStep:
         lead = 0 if self._columns is None else 1  # a head's slot holds a state and the token behind it
