@@ -144,8 +144,7 @@ class MTPHead(RecurrentHead):
         self.hnorm.weight.copy_(final.pow(2).mean().sqrt() / torch.where(final.abs() < 0.2, small, final))
         self.norm.weight.copy_(final)
         for layer in self.decoder_layers:
-            layer.self_attn.o_proj.weight.mul_(_STREAM_SCALE)
-            layer.mlp.down_proj.weight.mul_(_STREAM_SCALE)
+            _make_small(layer)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self.enorm is None or self.hnorm is None or self.norm is None:
@@ -201,13 +200,14 @@ class Eagle3Head(RecurrentHead):
 
     @torch.no_grad()
     def initialise(self, weights: Weights) -> None:
-        """Starts as the target's last layers on the latest of the three states."""
+        """Starts as the target's last layers on the latest of the three states, all made small as in ``MTPHead``."""
         hidden = self.config.hidden_size
         self.fc.weight.normal_(0, 0.002)
-        self.fc.weight[:, -hidden:] += torch.eye(hidden)
+        self.fc.weight[:, -hidden:] += _STREAM_SCALE * torch.eye(hidden)
         first = self.config.layers - len(self.layers)
         for i, layer in enumerate(self.decoder_layers, start=first):
             copy_layer(layer, weights, i)
+            _make_small(layer)
         wide = self.decoder_layers[0]
         assert wide.hidden_norm is not None
         assert wide.input_layernorm is not None
@@ -336,6 +336,12 @@ def copy_layer(layer: DecoderLayer, weights: Weights, index: int) -> None:
         else:
             parameter.normal_(0, 0.02)
             parameter[:, -stored.shape[1] :] = stored
+
+
+def _make_small(layer: DecoderLayer) -> None:
+    """Scales what a layer of the target adds, for a residual stream that is as much smaller."""
+    layer.self_attn.o_proj.weight.mul_(_STREAM_SCALE)
+    layer.mlp.down_proj.weight.mul_(_STREAM_SCALE)
 
 
 def _normed(norm: RMSNorm | None, x: Tensor) -> Tensor:
