@@ -292,6 +292,7 @@ class _Outlook:
             drafted=int(np.count_nonzero(named) if nodes else named.sum()),
         )
         self._nodes = nodes
+        self._rates: dict[bytes, float] = {}  # of lengths that were asked about: the same few again and again
         rooms = np.array([request.draft_room for request in rows])
         self._chances = np.where(within < rooms[:, None], chances, 0.0)
         self._present = np.where(free & is_present, np.minimum(limits, MAX_ADAPTIVE_LENGTH), 0)
@@ -317,4 +318,7 @@ class _Outlook:
         return 1 - self.rate(np.zeros_like(lengths)) / self.rate(lengths)
 
     def rate(self, lengths: Longs) -> float:
-        return rate(self._chances, lengths, self._given, self._costs, self._nodes)
+        key = lengths.tobytes()
+        if key not in self._rates:
+            self._rates[key] = rate(self._chances, lengths, self._given, self._costs, self._nodes)
+        return self._rates[key]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +47,21 @@ class _Knot:
     far_off: list[float] = field(default_factory=list)  # surprises in a row beyond CHANGE
 
 
+class _Curve(NamedTuple):
+    """Through (sizes, times), and on from the last one with the slope."""
+
+    sizes: Doubles
+    times: Doubles
+    slope: float
+
+
 class StepTimes:
     """Seconds per step over tokens per step; never falls as the tokens grow."""
 
     def __init__(self) -> None:
         self._knots: dict[int, _Knot] = {}
         self._drift = 0.0
+        self._curve: _Curve | None = None  # until the next step is observed
 
     @property
     def is_known(self) -> bool:
@@ -70,6 +80,7 @@ class StepTimes:
             tokens: of the step, at least 1.
             seconds: that it took, above 0.
         """
+        self._curve = None
         knot = self._knots.setdefault(_size(tokens), _Knot(tokens))
         knot.count += 1
         knot.tokens += (tokens - knot.tokens) / min(knot.count, MEMORY)
@@ -93,13 +104,18 @@ class StepTimes:
 
         Between knots in a straight line; beyond the last one on with the slope of the whole curve.
         """
+        curve = self._curve = self._curve or self._draw_curve()
+        beyond = curve.slope * np.maximum(tokens - curve.sizes[-1], 0.0)
+        seconds: Doubles = np.interp(tokens, curve.sizes, curve.times) + beyond
+        return seconds
+
+    def _draw_curve(self) -> _Curve:
         knots = [knot for knot in self._knots.values() if knot.count >= FIRST] or list(self._knots.values())
         knots.sort(key=lambda knot: knot.tokens)
         sizes = np.array([knot.tokens for knot in knots])
         times = _never_falling([math.exp(k.level + self._drift) for k in knots], [min(k.count, MEMORY) for k in knots])
         slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0]) if len(knots) > 1 else times[0] / FLAT
-        seconds: Doubles = np.interp(tokens, sizes, times) + slope * np.maximum(tokens - sizes[-1], 0.0)
-        return seconds
+        return _Curve(sizes, times, float(slope))
 
     def _is_change(self, knot: _Knot, surprise: float) -> bool:
         """Whether the last steps were all far off to the same side."""
