@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draft_svc.training.data import Batch, Document, epoch_batches
 from draft_svc.training.trainee import Trainee
-from draft_svc.training.unroll import Step, unroll
+from draft_svc.training.unroll import unroll
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,11 @@ def _accepted(trainee: Trainee, batch: Batch, vocabulary: Tensor, length: int) -
     """Length of the accepted part of the chain from each slot, i64[B, A]."""
     drafted: list[Tensor] = []
     right: list[Tensor] = []
-
-    def draft(step: Step) -> Tensor:
+    for step in unroll(trainee.head, trainee.embeddings, batch, length, lambda step: drafted[step.number]):
         logits = step.outputs.to(trainee.output.dtype) @ trainee.output.T
         tokens = vocabulary[logits.argmax(-1)]
-        right.append((tokens == batch.token_ids.gather(1, step.behind + 1)) & step.has_teacher)
         drafted.append(tokens)
-        return tokens
-
-    for step in unroll(trainee.head, trainee.embeddings, batch, length, draft):
-        if len(drafted) == step.number:  # the last step has no next
-            draft(step)
+        right.append((tokens == batch.token_ids.gather(1, step.behind + 1)) & step.has_teacher)
     return torch.stack(right).cumprod(0).sum(0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 from draft_svc.training import checkpoint
 from draft_svc.training.config import FitConfig
 from draft_svc.training.data import Batch, Corpus, epoch_batches
+from draft_svc.training.drafting import measure_chains
 from draft_svc.training.export import export_sizes
 from draft_svc.training.fit import Fit, create_head, learning_rate
 from draft_svc.training.heads import DraftModel, Eagle3Head, MedusaHeads, MTPHead, RecurrentHead, layer_sizes
@@ -23,7 +25,7 @@ from draft_svc.training.losses import Candidates, judge
 from draft_svc.training.shards import Manifest
 from draft_svc.training.target import Target
 from draft_svc.training.teacher import Teacher
-from draft_svc.training.trainee import Objective
+from draft_svc.training.trainee import Objective, Trainee
 from draft_svc.training.unroll import unroll
 from draft_svc.training.vocabulary import choose_vocabulary, to_mask, to_offsets
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
@@ -139,6 +141,47 @@ def test_the_unrolled_head_equals_a_chain_from_every_slot(scheme: str, model: Pa
                 torch.testing.assert_close(step.outputs[row, at], expected, rtol=0.0, atol=close)
                 assert int(step.behind[row, at]) == slot + head.lead + step.number
     assert any(step.has_teacher.any() for step in steps)
+
+
+@pytest.mark.parametrize("scheme", ["mtp", "eagle3", "distill"])
+@torch.no_grad()
+def test_chains_are_measured_as_drafted_one_by_one(scheme: str, model: Path, data: Path) -> None:
+    torch.manual_seed(0)
+    manifest = Manifest.read(data)
+    target = Target.load(model, manifest, torch.float32)
+    head = heads(layer_sizes(target.config))[scheme]
+    head.initialise(target.weights)
+    vocabulary = torch.arange(4, 64)
+    output = target.output(vocabulary)
+    documents = Corpus(data, head.features, Teacher(output.bfloat16(), manifest, data)).train[:6]
+    reached, rounds, text = [0] * 4, 0, 0
+    for document in documents:
+        true = document.captured.token_ids.long()
+        features = Batch.of([document], ahead=4).features[0].float()
+        accepted = []
+        for slot in range(document.captured.prompt_length - 1, document.length - 1 - head.lead):
+            tokens, right = true[: slot + head.lead + 1], 0
+            while right < 3 and len(tokens) < len(true):
+                last = chain_slowly(head, target.embeddings, tokens, features, slot, right + 1)[-1]
+                tokens = torch.cat((tokens, vocabulary[(output @ last).argmax()][None]))
+                if tokens[-1] != true[len(tokens) - 1]:
+                    break
+                right += 1
+            accepted.append(right)
+            for depth in range(right + 1):
+                reached[depth] += 1
+        at = 0
+        while at < len(accepted):
+            rounds, at = rounds + 1, at + accepted[at] + 1
+        text += at
+    trainee = Trainee(head, target.embeddings, output, Objective())
+    quality = measure_chains(trainee, documents, vocabulary, length=3)
+    assert quality is not None
+    assert reached[1]
+    rates = [later / max(earlier, 1) for earlier, later in pairwise(reached)]
+    assert quality.conditional == pytest.approx(rates, abs=1e-4)
+    assert quality.tokens_per_round == text / rounds
+    assert quality.rounds == rounds
 
 
 @torch.no_grad()
