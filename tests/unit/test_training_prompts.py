@@ -27,13 +27,14 @@ def texts(prompts: list[dict[str, object]], category: str) -> list[str]:
     return [each["messages"][0]["content"] for each in prompts if each["category"] == category]  # type: ignore[index]
 
 
-def test_the_standard_library_alone_gives_three_kinds(tmp_path: Path) -> None:
+def test_the_standard_library_alone_gives_four_kinds(tmp_path: Path) -> None:
     prompts = gather([])
     kinds = Counter(each["category"] for each in prompts)
-    assert kinds.keys() == {"math", "write", "code"}
-    assert min(kinds.values()) > 300
+    assert kinds.keys() == {"math", "write", "code", "sum"}
+    assert min(kinds.values()) > 100
+    assert sum(len(text) > 1500 for kind in kinds for text in texts(prompts, kind)) > 500  # long ones too
     assert all("def " in text and "\n\n" in text for text in texts(prompts, "code"))
-    assert gather([]) == prompts != gather([], seed=1)
+    assert gather([]) == prompts
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(map(json.dumps, prompts)))
     assert len(read_conversations(path)) == len(prompts) == len({json.dumps(each["messages"]) for each in prompts})
@@ -53,7 +54,7 @@ def test_wheels_add_their_own(tmp_path: Path) -> None:
     prompts = gather(wheels)
     assert any(task["task_description"] in text for text in texts(prompts, "code"))
     assert texts(prompts, "qa") == ["Do you like to eat fish?"]
-    passages = texts(prompts, "sum")
+    passages = [text for text in texts(prompts, "sum") if "neither short nor long" in text]
     assert passages
     assert not any("Title" in text or "code" in text for text in passages)
     assert all(500 < len(text) < 2800 for text in passages)
