@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_svc.training.shards import CapturedDocument, Manifest, Shard, shard_paths
+from draft_svc.training.shards import HELD_OUT_EVERY, CapturedDocument, Manifest, Shard, is_held_out, shard_paths
 from draft_svc.training.teacher import Teacher, TeacherRows
 from pilotfish.errors import InvalidArgumentError
 
-_HELD_OUT_EVERY = 20  # 5 % of the documents
 _BUCKET = 256  # documents that are sorted by length together: enough to pad little, few enough to stay random
 
 
@@ -72,11 +71,11 @@ class Corpus:
             for captured, rows in _with_teacher(Shard.read(path, self.manifest.feature_width), teacher.rows(path))
             if len(captured.token_ids) - captured.prompt_length >= 2
         ]
-        self.train = [d for i, d in enumerate(documents) if i % _HELD_OUT_EVERY != _HELD_OUT_EVERY - 1]
-        self.held_out = documents[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY]
+        self.train = [d for i, d in enumerate(documents) if not is_held_out(i)]
+        self.held_out = [d for i, d in enumerate(documents) if is_held_out(i)]
         if not self.train or not self.held_out:
             raise InvalidArgumentError(
-                f"{folder} holds {len(documents)} documents; must be {_HELD_OUT_EVERY} or more, to hold one out"
+                f"{folder} holds {len(documents)} documents; must be {HELD_OUT_EVERY} or more, to hold one out"
             )
 
 

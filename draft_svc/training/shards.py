@@ -32,7 +32,7 @@ from pilotfish.errors import InvalidArgumentError, NotFoundError
 MANIFEST = "manifest.json"
 FORMAT = 1  # raised when a tensor changes its name or meaning
 
-_HELD_OUT_EVERY = 20  # 5 % of the documents
+HELD_OUT_EVERY = 20  # 5 % of the documents
 
 _DTYPES = {
     "token_ids": torch.int32,
@@ -240,4 +240,4 @@ def shard_paths(folder: Path) -> list[Path]:
 
 def is_held_out(index: int) -> bool:
     """Whether a document is judged on and never trained on; ``index`` counts those of two answer tokens and more."""
-    return index % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+    return index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1

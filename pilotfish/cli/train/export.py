@@ -22,6 +22,9 @@ def export(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to ship; its name is the head's.")],
     target_model: TargetModel = "smollm2",
     anchors: Annotated[int, typer.Option(metavar="N", min=1, help="Chains to judge by, at each temperature.")] = 4000,
+    all_documents: Annotated[
+        bool, typer.Option("--all", metavar="", help="Judge on all documents: of text that was kept apart as a whole.")
+    ] = False,
     license: Annotated[str | None, typer.Option(metavar="TEXT", help="Of the head, for its card.")] = None,
     dtype: Dtype = "auto",
     threads: Threads = None,
@@ -44,7 +47,7 @@ def export(
     training = Training.read(run / "log.jsonl")
     use_threads(threads)
     with evaluating(2 * anchors) as on_anchor:
-        config = EvaluationConfig(anchors=anchors)
+        config = EvaluationConfig(anchors=anchors, held_out=not all_documents)
         found = evaluate(head, fetch(target_model), data, config, dtype=dtype, on_anchor=on_anchor)
     try:
         out.mkdir(parents=True, exist_ok=True)
