@@ -95,6 +95,10 @@ class OrchestratorSettings(Settings):
     support_limit: int = Field(LIMITS.support_limit, ge=1, le=1024)
     """Most token ids on which a sampled draft is drawn. More keep slightly more drafts, at 8 bytes each."""
 
+    early_drafts: bool = True
+    """A row that drafts one token at a time drafts again as soon as the target has answered, from both outcomes, before
+    either is known: hides the orchestrator's work behind the draft. Heads by the match rule only."""
+
     trace: Path | None = None
     """File to write a trace to of what each process does when; open it at ui.perfetto.dev or chrome://tracing."""
 

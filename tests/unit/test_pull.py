@@ -53,8 +53,21 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["nonsense", "/no/such/folder", "./no/folder", "a/b/c", "", "../x/y"])
 def test_an_unknown_name_lists_what_can_be_given(model: str) -> None:
-    with pytest.raises(NotFoundError, match=r"known name \(smollm2\), a Hugging Face id .* path of a folder"):
+    with pytest.raises(NotFoundError, match=r"known name \(smollm2, .*\), a Hugging Face id .* path of a folder"):
         pull.pull(model)
+
+
+def test_drafters_of_the_package_have_names() -> None:
+    assert {"smollm2-mtp", "smollm2-eagle3", "smollm2-draft"} <= set(pull.shipped())
+    for name in pull.shipped():
+        folder = pull.pull(name)
+        assert folder.name == name
+        assert {"config.json", "model.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
+
+
+def test_drafters_of_the_package_stay_small() -> None:
+    sizes = [path.stat().st_size for path in pull.SHIPPED.rglob("*") if path.is_file()]
+    assert sum(sizes) < 60e6
 
 
 @pytest.mark.parametrize(("published", "fetched"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
