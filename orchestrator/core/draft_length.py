@@ -28,7 +28,7 @@ import numpy.typing as npt
 from orchestrator.core.goodput import Costs, Given, best_depths, best_lengths, rate
 from orchestrator.core.probing import PROBE_LENGTH, Probing
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH, PROPOSE_BEHIND, Request
-from orchestrator.core.step_times import StepTimes
+from orchestrator.core.step_times import FIRST, StepTimes
 from orchestrator.core.survival import Doubles, Longs, Survival
 
 Bools = npt.NDArray[np.bool_]
@@ -207,7 +207,7 @@ class DraftLengths:
         worthwhile = np.array([row.round_index == 0 or row.draft_room >= row.draft_lag for row in rows], np.bool_)
         candidates = free & (ready | worthwhile)
         outlooks, rates = {}, {}
-        for size in menu:
+        for size in self._within_reach(menu):
             costs = Costs(self._rest.seconds, self._sizes[size].pass_seconds, replicas)
             chances = self._sizes[size].survival.chances(rows)
             outlook = _Outlook(rows, free, chances, costs, size, is_present=size == self._size)
@@ -221,6 +221,11 @@ class DraftLengths:
         if lengths.any() and not all_ready:
             lengths = np.where(ready, outlook.best(free & ready), lengths)
         return _Plan(lengths, size, gain, all_ready)
+
+    def _within_reach(self, menu: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes up to the first that too few rounds had: what a step of many more tokens takes is anybody's guess."""
+        unknown = (index for index, size in enumerate(menu) if self._sizes[size].rounds < FIRST)
+        return menu[: next(unknown, len(menu)) + 1]
 
     def _lost(self, seen: Round) -> float:
         """Seconds beyond what plain decoding would have taken for the same tokens."""
@@ -259,6 +264,7 @@ class _Size:
         self.survival: Survival = Survival(chains.survival if chains is not None else None, nodes)
         self._nodes, self._chains = nodes, chains
         self._passes = StepTimes()  # chains: over a pass's rows; trees: one level of the given rows
+        self.rounds = 0  # whose passes were timed
 
     @property
     def is_known(self) -> bool:
@@ -266,6 +272,7 @@ class _Size:
         return self._passes.is_known
 
     def observe_passes(self, seen: Round) -> None:
+        self.rounds += 1
         rows = seen.drafted / (self._nodes or seen.depth) / seen.replicas
         self._passes.observe(max(1.0, rows), seen.draft_seconds / seen.depth)
 
