@@ -282,6 +282,7 @@ class Loop:
         await self._send(self.scheduler.plan_catch_up(batch))
         self._reads |= {self._begin(read, target.grant) for read in self.scheduler.plan_reads(batch)}
         early_plans = self.scheduler.plan_early(batch)
+        await self._follow(clock)  # first, so that rows catch up however quickly the target answers
         while self._reads and not reply.done():
             under_way: set[asyncio.Future[Any]] = {reply, *self._reads}
             await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)

