@@ -143,6 +143,7 @@ class Orchestrator:
             max_waiting=settings.max_waiting,
             support_limit=settings.support_limit,
             tree_nodes=_tree_nodes(settings.draft_tree),
+            early_drafts=settings.early_drafts,
         )
         self._trace = ChromeTrace(settings.trace) if settings.trace is not None else NO_TRACE
         self._reader = FeatureReader(settings.target)

@@ -47,6 +47,8 @@ class Recording(Drafter):
     pairs: list[Pair] = field(default_factory=list)
     largest: int = 0
     """Nodes of the largest proposal."""
+    most_rows: int = 0
+    """Of a step."""
 
     def __post_init__(self) -> None:
         self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
@@ -63,6 +65,7 @@ class Recording(Drafter):
                 self.pairs.append(Pair(int(start) + i, int(rows.token_ids[begin + i]), states[begin + i]))
         proposals = self.drafter.propose(step)
         self.largest = max(self.largest, *proposals.node_counts.tolist())
+        self.most_rows = max(self.most_rows, len(rows.lengths))
         return proposals
 
 
@@ -126,6 +129,21 @@ def test_a_head_changes_no_text(name: str, tree: str, target_folder: Path, tmp_p
             assert seeded(client, seed) == seeded(client, seed, draft_length=0)
         sampled = SamplingParams(max_tokens=30, temperature=1.0)
         assert len(client.generate(PROMPTS[0], sampled).token_ids) > 0
+        deployment.check_pools()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_single_tokens_are_drafted_from_both_outcomes_unless_told_not_to(
+    early: bool, target_folder: Path, tmp_path: Path
+) -> None:
+    drafter, wanted = Recording(load(FORMATS["own"].write(tmp_path), target_folder)), greedy(target_folder)
+    serve = serving(target_folder, drafter, features=drafter.info.features, early_drafts=early)
+    with serve as deployment, deployment.client() as client:
+        for prompt in PROMPTS:
+            completion = client.generate(prompt, SamplingParams(max_tokens=40, draft_length=1))
+            assert completion.token_ids == wanted[prompt]
+            assert completion.usage.drafted > 0
+        assert drafter.most_rows == (2 if early else 1)
         deployment.check_pools()
 
 
