@@ -42,6 +42,8 @@ _WATCHED = (
     "choose_draft_lengths",
     "plan_catch_up",
     "plan_reads",
+    "plan_early",
+    "draft_early",
     "accept",
     "timed",
 )

@@ -77,8 +77,8 @@ def test_every_process_is_there(tracks: dict[str, list[Span]]) -> None:
     assert {span.name for span in spans_of(tracks, "draft", "model")} == {"propose", "catch up"}
     assert {span.name for span in spans_of(tracks, "target", "model")} >= {"prefill", "verify"}
     assert {span.name for span in spans_of(tracks, "orchestrator", "work")} == {
-        "plan proposals", "plan target", "seal", "choose draft lengths", "plan catch up", "plan reads", "accept",
-            "timed", "emit",
+        "plan proposals", "plan target", "seal", "choose draft lengths", "plan catch up", "plan reads", "plan early",
+            "draft early", "accept", "timed", "emit",
     }  # fmt: skip
 
 
