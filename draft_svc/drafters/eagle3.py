@@ -84,6 +84,7 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
         tensors.need("norm.weight", "norm.weight", (hidden,))
     tensors.vocabulary(config.vocab_size, hidden, embeddings=_EMBEDDINGS, heads=["lm_head.weight"])
     tensors.check({*_EMBEDDINGS})
+    options = ("post_norm", "pre_norm") if "norm.weight" in tensors.names else ("pre_norm",)
     default = "post_norm" if is_speculators and norm_output else "pre_norm"
     return Eagle3Spec(
         features=tuple(f"hidden.{k}" for k in _aux_layers(checkpoint.config, target, switches)),
@@ -94,7 +95,7 @@ def read(checkpoint: Checkpoint, target: ModelConfig | None, switches: Switches)
         shapes=tensors.shapes,
         norm_before_residual=bool(_flag(checkpoint.config, "norm_before_residual")),
         norm_logits=norm_logits,
-        feedback=choose("feedback", switches.feedback, None, default, ("post_norm", "pre_norm")),
+        feedback=choose("feedback", switches.feedback, None, default, options),
     )
 
 

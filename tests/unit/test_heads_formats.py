@@ -246,6 +246,11 @@ REFUSED: list[tuple[str, Written, Switches]] = [
     ),
     (r"fc_norm\.\{0,1,2\} must be there all or none", with_shapes("eagle3", fc_norm__1__weight=(HIDDEN,)), Switches()),
     (r"norm_output is 'yes'; must be true or false", with_config("eagle3", norm_output="yes"), Switches()),
+    (
+        r"feedback is 'post_norm'; must be pre_norm",
+        replace(with_shapes("eagle3", norm__weight=None), config=FORMATS["eagle3"].config | {"norm_output": False}),
+        Switches(feedback="post_norm"),
+    ),
     (r"aux_layers are \[1, 1, 2\]; must be 3 different", FORMATS["eagle3"], Switches(aux_layers=(1, 1, 2))),
     (
         r"fc\.weight has shape \(64, 192\); must be \(64, 96\)",
