@@ -95,7 +95,7 @@ class Head:
         self._embed = made.embedding(random(config.vocab_size, hidden))
         self._projection = made.projection(random(hidden, 2 * hidden), None, [random(hidden)] * 2, config.rms_eps)
         self._layers = made.layers(config, weights, ["layer"])
-        self._head = made.output_head(random(outputs, hidden), random(hidden), config.rms_eps)
+        (self._head,) = made.output_heads(random(outputs, hidden), [random(hidden)], config.rms_eps)
         self._cache = KVCache(config, pages=256, page_size=PAGE_SIZE, dtype=made.dtype, device=CPU)
         self._attention = self._layers.create_attention(PAGE_SIZE)
         self._states = random(64, hidden)

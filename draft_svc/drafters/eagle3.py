@@ -115,7 +115,7 @@ class Eagle3Head:
         self._eps = eps
         self.layers: Sequence[Layers] = [parts.layers(0)]
         norm = parts.pop("norm.weight")
-        self._head = parts.output_head(norm if spec.norm_logits else None)
+        (self._head,) = parts.output_heads([norm if spec.norm_logits else None])
         self._norm = norm
 
     def inputs(self, module: int, embeddings: Tensor, states: Tensor, *, is_own: bool) -> tuple[Tensor, Tensor]:

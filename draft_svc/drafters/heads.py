@@ -99,10 +99,10 @@ class Parts:
                 self._weights[name] = self._weights[name] + 1
 
     def embedding(self) -> Embedding:
-        return self.kernels.embedding(self._weights[EMBEDDINGS])
+        return self.kernels.embedding(self.take(EMBEDDINGS))
 
-    def output_head(self, norm: Tensor | None) -> OutputHead:
-        return self.kernels.output_head(self._weights[HEAD], norm, self._spec.config.rms_eps)
+    def output_heads(self, norms: Sequence[Tensor | None]) -> list[OutputHead]:
+        return self.kernels.output_heads(self.take(HEAD), norms, self._spec.config.rms_eps)
 
     def layers(self, module: int) -> Layers:
         config = self._spec.config

@@ -116,7 +116,7 @@ class _Loading:
         matrix = self._weights.pop(name)
         # With a reduced vocabulary its rows may be stored, or those of all tokens.
         matrix = matrix[self._kept] if len(matrix) == self._map_length else matrix[self._ids]
-        return self._kernels.output_head(self._moved(matrix), None, 0.0)
+        return self._kernels.output_heads(self._moved(matrix), [None], 0.0)[0]
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._kernels.device, self._kernels.dtype)

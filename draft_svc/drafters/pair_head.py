@@ -90,8 +90,7 @@ class PairHead:
             parts.add_one_to_norms()
         self.token_ids, self.embed = parts.token_ids, parts.embedding()
         self._state_first, self._post_norm = layout.state_first, spec.feedback == "post_norm"
-        self._projections = []
-        layers, self._heads = [], []
+        self._projections, layers = [], []
         for m in range(spec.modules):
             norms = [parts.pop(f"{m}.embed_norm.weight"), parts.pop(f"{m}.state_norm.weight")]
             if layout.state_first:
@@ -99,8 +98,8 @@ class PairHead:
             weight, bias = parts.take(f"{m}.projection.weight"), parts.pop(f"{m}.projection.bias")
             self._projections.append(kernels.projection(weight, bias, norms, config.rms_eps))
             layers.append(parts.layers(m))
-            self._heads.append(parts.output_head(parts.pop(f"{m}.output_norm.weight")))
         self.layers: Sequence[Layers] = layers
+        self._heads = parts.output_heads([parts.pop(f"{m}.output_norm.weight") for m in range(spec.modules)])
 
     def inputs(self, module: int, embeddings: Tensor, states: Tensor, *, is_own: bool) -> tuple[Tensor, None]:
         parts = (states, embeddings) if self._state_first else (embeddings, states)

@@ -229,11 +229,13 @@ def test_eight_bit_projections_round_each_input_by_itself() -> None:
 @pytest.mark.parametrize("name", ["torch", "native"])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_an_output_head_norms_and_multiplies(name: str, has_norm: bool) -> None:
+    """Also when a matrix is shared with a head behind another norm."""
     made = kernels(name)
     matrix, weight = random(41, HIDDEN, seed=1), 1 + 0.2 * random(HIDDEN, seed=2) if has_norm else None
     x = random(6, HIDDEN, seed=3)
     embed, tied = made.tied(matrix, weight, EPS)
-    for head in (made.output_head(matrix, weight, EPS), tied):
+    _, shared = made.output_heads(matrix, [random(HIDDEN, seed=4), weight], EPS)
+    for head in (*made.output_heads(matrix, [weight], EPS), shared, tied):
         assert head.rows == 41
         torch.testing.assert_close(head.normed(x).double(), norm(x.double(), weight), atol=1e-5, rtol=0)
         wanted = norm(x.double(), weight) @ matrix.double().T

@@ -50,7 +50,7 @@ class Decoder:
             self._embed, self.head = kernels.tied(embeddings, norm, config.rms_eps)
         else:
             self._embed = kernels.embedding(embeddings)
-            self.head = kernels.output_head(weights.pop("lm_head.weight"), norm, config.rms_eps)
+            (self.head,) = kernels.output_heads(weights.pop("lm_head.weight"), [norm], config.rms_eps)
         del embeddings
         self.layers = kernels.layers(config, weights, [f"model.layers.{i}" for i in range(config.layers)])
 

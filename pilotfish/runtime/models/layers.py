@@ -128,8 +128,8 @@ class Kernels(ABC):
         """
 
     @abstractmethod
-    def output_head(self, matrix: Tensor, norm: Tensor | None, eps: float) -> OutputHead:
-        """Logits from a matrix [rows, hidden], behind a norm [hidden] if there is one."""
+    def output_heads(self, matrix: Tensor, norms: Sequence[Tensor | None], eps: float) -> list[OutputHead]:
+        """Logits from one matrix [rows, hidden], held once, behind each of the norms [hidden]; None: behind none."""
 
     @abstractmethod
     def embedding(self, matrix: Tensor) -> Embedding:

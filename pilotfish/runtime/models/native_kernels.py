@@ -53,8 +53,9 @@ class NativeKernels(Kernels):
     def layers(self, config: ModelConfig, weights: dict[str, Tensor], prefixes: Sequence[str]) -> Layers:
         return NativeLayers(self, config, weights, prefixes)
 
-    def output_head(self, matrix: Tensor, norm: Tensor | None, eps: float) -> OutputHead:
-        return _OutputHead(self._linear(matrix, None), norm, eps)
+    def output_heads(self, matrix: Tensor, norms: Sequence[Tensor | None], eps: float) -> list[OutputHead]:
+        linear = self._linear(matrix, None)
+        return [_OutputHead(linear, norm, eps) for norm in norms]
 
     def embedding(self, matrix: Tensor) -> Embedding:
         return lambda token_ids: functional.embedding(token_ids, matrix).float()

@@ -41,15 +41,16 @@ class TorchKernels(Kernels):
     def layers(self, config: ModelConfig, weights: dict[str, Tensor], prefixes: Sequence[str]) -> Layers:
         return TorchLayers(self, config, weights, prefixes)
 
-    def output_head(self, matrix: Tensor, norm: Tensor | None, eps: float) -> OutputHead:
-        return _OutputHead(self.linear(matrix), len(matrix), norm, eps)
+    def output_heads(self, matrix: Tensor, norms: Sequence[Tensor | None], eps: float) -> list[OutputHead]:
+        linear = self.linear(matrix)
+        return [_OutputHead(linear, len(matrix), norm, eps) for norm in norms]
 
     def embedding(self, matrix: Tensor) -> Embedding:
         return lambda token_ids: functional.embedding(token_ids, matrix)
 
     def tied(self, matrix: Tensor, norm: Tensor | None, eps: float) -> tuple[Embedding, OutputHead]:
         if not self.quantized:
-            return self.embedding(matrix), self.output_head(matrix, norm, eps)
+            return self.embedding(matrix), self.output_heads(matrix, [norm], eps)[0]
         rounded = QuantizedLinear(matrix, None)
         head = _OutputHead(rounded, len(matrix), norm, eps)
         return lambda token_ids: rounded.rows(token_ids).to(self.dtype), head
