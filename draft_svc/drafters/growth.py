@@ -1,4 +1,4 @@
-"""Drafts trees, level by level, with whatever gives logits; how they grow, ``trees`` says.
+"""Drafts trees, level by level, with whatever gives logits, beside chains; how trees grow, ``trees`` says.
 
 Proposals that are a function of the past grow as in EAGLE-2, whatever draws the children: the likeliest
 tokens, or those ahead in the race of the target's own draws. Sampled ones have a fixed shape, and so have all
@@ -12,8 +12,10 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from draft_svc.drafters.chains import Run
+from draft_svc.drafters import Proposals
+from draft_svc.drafters.chains import Run, draft_chains
 from draft_svc.drafters.children import Children, drawn_children, likeliest_children, matched_children
+from draft_svc.drafters.nodes import collect
 from draft_svc.drafters.tree_shapes import DEFAULT, Shape
 from draft_svc.drafters.trees import DynamicTree, Nodes, StaticTree, Tree
 from pilotfish.runtime import sampling
@@ -28,26 +30,35 @@ class TreeRun(Run, Protocol):
         """Runs the nodes of a level of trees behind tokens of this run, i64[nodes]."""
 
 
-def wants_tree(step: DraftStep, width: int) -> Bools:
-    """Which rows of a step are to be answered with trees, by a drafter of that ``tree_width``; bool[rows]."""
+def draft(
+    step: DraftStep, run: TreeRun, *, width: int, shape: Shape | None = None, drawn: Shape = DEFAULT
+) -> Proposals:
+    """Trees for the rows of a step that ask for one, chains for the others.
+
+    Args:
+        step: says how much each row may draft, and how its tokens are chosen.
+        run: of the step's tokens.
+        width: most nodes run per level of a tree; 0: chains only.
+        shape: of all trees; None: they grow to the likeliest nodes.
+        drawn: of trees whose tokens are sampled, which cannot grow so.
+    """
+    is_tree = _wants_tree(step, width)
+    nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~is_tree), run)
+    nodes |= _draft_trees(step, np.flatnonzero(is_tree), run, width, shape, drawn)
+    return collect(step, nodes)
+
+
+def _wants_tree(step: DraftStep, width: int) -> Bools:
+    """Which rows are to be answered with trees, bool[rows]."""
     if not (width and len(step.node_limits)):
         return np.zeros(len(step.draft_lengths), np.bool_)
     return (step.node_limits > step.draft_lengths) & (step.draft_lengths > 0)
 
 
-def draft_trees(
-    step: DraftStep, rows: Longs, run: TreeRun, *, width: int, shape: Shape | None = None, drawn: Shape = DEFAULT
+def _draft_trees(
+    step: DraftStep, rows: Longs, run: TreeRun, width: int, shape: Shape | None, drawn: Shape
 ) -> dict[int, Nodes]:
-    """Trees for those rows of a step, whose tokens are in ``run``; by row.
-
-    Args:
-        step: says how large a tree each row may have, and how its tokens are chosen.
-        rows: indices into it, i64[n].
-        run: of the step's tokens.
-        width: most nodes run per level.
-        shape: of all trees; None: they grow to the likeliest nodes.
-        drawn: of trees whose tokens are sampled, which cannot grow so.
-    """
+    """Trees for those rows, i64[n], by row."""
     growing = {row: _plant(step, row, width, shape, drawn) for row in rows.tolist()}
     trees = dict(growing)
     firsts = dict(zip(growing, (step.rows.row_offsets[1:][rows] - 1).tolist(), strict=True))

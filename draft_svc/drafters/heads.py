@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from draft_svc.drafters import Drafter, Proposals
-from draft_svc.drafters.chains import draft_chains
-from draft_svc.drafters.growth import draft_trees, wants_tree
+from draft_svc.drafters.growth import draft
 from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, HeadSpec
-from draft_svc.drafters.nodes import collect
 from draft_svc.drafters.tree_shapes import Shape
 from pilotfish.runtime import cores
 from pilotfish.runtime.batch import Batch, build_batch, build_tree_batch
@@ -156,10 +154,7 @@ class FeatureDrafter(Drafter):
             batch = build_batch(step.rows, modules.page_size, modules.device)
             states = to_tensor(step.features).to(modules.device)
             outs = modules.run(batch, states, lambda: _slots_before(step.rows, modules.page_size), is_own=False)
-            run, is_tree = _Run(modules, 0, outs), wants_tree(step, self.tree_width)
-            nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~is_tree), run)
-            nodes |= draft_trees(step, np.flatnonzero(is_tree), run, width=self.tree_width, shape=self._shape)
-        return collect(step, nodes)
+            return draft(step, _Run(modules, 0, outs), width=self.tree_width, shape=self._shape)
 
 
 class _Modules:

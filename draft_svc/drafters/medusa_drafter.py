@@ -17,10 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from draft_svc.drafters import Drafter, Proposals
-from draft_svc.drafters.chains import draft_chains
-from draft_svc.drafters.growth import draft_trees, wants_tree
+from draft_svc.drafters.growth import draft
 from draft_svc.drafters.heads import to_tensor
-from draft_svc.drafters.nodes import collect
 from draft_svc.drafters.tree_shapes import MEDUSA, Shape
 from pilotfish.runtime import cores
 from pilotfish.runtime.grants import ModelInfo
@@ -91,18 +89,12 @@ class MedusaDrafter(Drafter):
         assert features is not None
         # No draft token is further on than the last head; fewer nodes than asked for are always allowed.
         step = replace(step, draft_lengths=np.minimum(step.draft_lengths, len(self._heads)))
-        is_tree = wants_tree(step, self.tree_width)
-        chains, trees = np.flatnonzero((step.draft_lengths > 0) & ~is_tree), np.flatnonzero(is_tree)
-        if not len(chains) + len(trees):
-            return collect(step, {})
         with cores.working():
             ends = step.rows.row_offsets[1:] - 1
             states = to_tensor(features[ends]).to(self._device, self._dtype)
             row_of_token = np.repeat(np.arange(len(ends)), step.rows.lengths)
             run = _Run(self._heads, 0, states, row_of_token)
-            nodes = draft_chains(step, chains, run)
-            nodes |= draft_trees(step, trees, run, width=self.tree_width, shape=self._shape, drawn=MEDUSA)
-        return collect(step, nodes)
+            return draft(step, run, width=self.tree_width, shape=self._shape, drawn=MEDUSA)
 
 
 class _Run:
