@@ -1,7 +1,8 @@
 """From logits to the children of tree nodes, one function for each way of proposing.
 
-Every row of logits is one node; its children are ranked by chance, or in the order drawn. With a reduced
-vocabulary the columns are tokens of other ids: noise is keyed by the target's ids, so ``ids`` names them.
+Every row of logits is one node, or several that share them; its children are ranked by chance, or in the order
+drawn. With a reduced vocabulary the columns are tokens of other ids: noise is keyed by the target's ids, so ``ids``
+names them.
 """
 
 from __future__ import annotations
@@ -62,23 +63,34 @@ def matched_children(
 
 
 def drawn_children(
-    logits: Tensor, rows: SamplingRows, positions: Longs, count: int, support_limit: int, ids: Tensor | None = None
+    logits: Tensor,
+    rows: SamplingRows,
+    positions: Longs,
+    count: int,
+    support_limit: int,
+    ids: Tensor | None = None,
+    shared: Longs | None = None,
 ) -> Children:
     """Tokens drawn from the truncated q without replacement, and that q: the first ones home in one race.
 
     (Gumbel-top-k: Kool et al., "Stochastic Beams and Where to Find Them", arXiv 1903.06059, section 2.)
 
     Args:
-        logits: f32[n, columns].
-        rows: how each node's row samples.
+        logits: f32[m, columns].
+        rows: how the row of each of them samples.
         positions: that key each node's noise, i64[n]; of a row's nodes no two may be equal, or their subtrees
             would not be independent.
         count, ids: as above.
         support_limit: most tokens of q that are kept.
+        shared: which of the logits each node has, i64[n]; None: node i has the i-th.
     """
     columns, q = sampling.truncate(sampling.probabilities(logits, rows), support_limit)
+    if shared is None:
+        shared = np.arange(len(logits))
+    of_nodes = torch.from_numpy(shared).to(logits.device)
+    columns, q = columns[of_nodes], q[of_nodes]
     tokens = columns if ids is None else ids[columns]
-    keys = sampling.draw_keys(rows.seeds, Purpose.DRAFT, rows.rounds, positions)
+    keys = sampling.draw_keys(rows.seeds[shared], Purpose.DRAFT, rows.rounds[shared], positions)
     times, order = _times(q, keys, tokens).sort(dim=-1)
     drawn = slice(min(count, q.shape[-1]))
     scores = torch.where(times[:, drawn].isfinite(), 0.0, -torch.inf)

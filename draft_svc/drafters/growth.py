@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from draft_svc.drafters import Proposals
 from draft_svc.drafters.chains import Run, draft_chains
@@ -28,6 +27,16 @@ class TreeRun(Run, Protocol):
 
     def advance_trees(self, rows: TreeRows, parents: Longs) -> TreeRun:
         """Runs the nodes of a level of trees behind tokens of this run, i64[nodes]."""
+
+    def distinct(self, tokens: Longs) -> tuple[Longs, Longs]:
+        """Which of some tokens of this run have logits of their own, and which of those each token shares.
+
+        Args:
+            tokens: i64[n].
+
+        Returns:
+            indices into ``tokens``, i64[m], and indices into these, i64[n]. Only tokens of one row share logits.
+        """
 
 
 def draft(
@@ -80,7 +89,7 @@ def _plant(step: DraftStep, row: int, width: int, shape: Shape | None, drawn: Sh
     return DynamicTree(limit, depth, width) if shape is None else StaticTree(shape, limit, depth, width)
 
 
-def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, int], run: Run) -> None:
+def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, int], run: TreeRun) -> None:
     """Lets all trees grow by the logits of the nodes that were just run."""
     for kind in ProposalKind:
         chosen = {row: tree for row, tree in trees.items() if _kind(step, row) is kind}
@@ -88,9 +97,7 @@ def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, in
             continue
         counts = [max(len(tree.frontier.token_ids), 1) for tree in chosen.values()]
         tokens = np.concatenate([firsts[row] + np.arange(n) for row, n in zip(chosen, counts, strict=True)])
-        logits = run.logits(tokens)
-        sampling.require_finite(logits, "the draft model")
-        children = _children(step, kind, chosen, counts, logits, run)
+        children = _children(step, kind, chosen, counts, tokens, run)
         first = 0
         for tree, count in zip(chosen.values(), counts, strict=True):
             own, columns = slice(first, first + count), slice(tree.branches)
@@ -106,20 +113,26 @@ def _kind(step: DraftStep, row: int) -> ProposalKind:
 
 
 def _children(
-    step: DraftStep, kind: ProposalKind, trees: dict[int, Tree], counts: list[int], logits: Tensor, run: Run
+    step: DraftStep, kind: ProposalKind, trees: dict[int, Tree], counts: list[int], tokens: Longs, run: TreeRun
 ) -> Children:
-    most = max(tree.branches for tree in trees.values())
-    if kind is ProposalKind.GREEDY:
-        return likeliest_children(logits, most, run.token_ids)
-    rows = np.repeat(np.array(list(trees)), counts)
+    """Of all nodes just run, which are those tokens of the run, so many of each tree."""
+    firsts, shared = run.distinct(tokens)
+    logits = run.logits(tokens[firsts])
+    sampling.require_finite(logits, "the draft model")
+    most, rows = max(tree.branches for tree in trees.values()), np.repeat(np.array(list(trees)), counts)
+    of_rows = sampling.take_rows(step.sampling, rows[firsts])
     after = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + run.ahead
-    of_rows = sampling.take_rows(step.sampling, rows)
-    if kind is ProposalKind.MATCHED:
+    if kind is ProposalKind.SAMPLED:
+        # Nodes of one level draw tokens of one position, and still need noise of their own: so their places key it.
+        fronts = [tree.frontier.slots for tree in trees.values()]
+        places = np.concatenate([1 + slots if len(slots) else np.zeros(1, np.int64) for slots in fronts])
+        return drawn_children(logits, of_rows, after + places, most, step.support_limit, run.token_ids, shared)
+    if kind is ProposalKind.GREEDY:
+        ranked = likeliest_children(logits, most, run.token_ids)
+    else:
         levels = np.repeat([tree.frontier.level + 1 for tree in trees.values()], counts)
-        return matched_children(logits, of_rows, after + levels, most, run.token_ids)
-    # Nodes of one level draw tokens of one position, and still need noise of their own: so their places key it.
-    places = [1 + tree.frontier.slots if len(tree.frontier.slots) else np.zeros(1, np.int64) for tree in trees.values()]
-    return drawn_children(logits, of_rows, after + np.concatenate(places), most, step.support_limit, run.token_ids)
+        ranked = matched_children(logits, of_rows, (after + levels)[firsts], most, run.token_ids)
+    return Children(ranked.token_ids[shared], ranked.scores[shared])
 
 
 def _level(rows: TokenRows, trees: dict[int, Tree]) -> TreeRows:

@@ -221,6 +221,10 @@ class _Run:
     def logits(self, tokens: Longs) -> Tensor:
         return self._modules.head.logits(self._turn, self._outputs(tokens))
 
+    def distinct(self, tokens: Longs) -> tuple[Longs, Longs]:
+        every = np.arange(len(tokens))
+        return every, every
+
     def advance(self, rows: TokenRows, parents: Longs) -> _Run:
         modules = self._modules
         batch = build_batch(rows, modules.page_size, modules.device)

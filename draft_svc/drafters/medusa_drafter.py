@@ -114,9 +114,12 @@ class _Run:
         self.token_ids = heads.token_ids
 
     def logits(self, tokens: Longs) -> Tensor:
-        rows, places = np.unique(self._rows[tokens], return_inverse=True)
-        logits = self._heads.logits(self._turn, self._states[torch.from_numpy(rows).to(self._states.device)])
-        return logits if len(rows) == len(tokens) else logits[torch.from_numpy(places).to(logits.device)]
+        rows = torch.from_numpy(self._rows[tokens]).to(self._states.device)
+        return self._heads.logits(self._turn, self._states[rows])
+
+    def distinct(self, tokens: Longs) -> tuple[Longs, Longs]:
+        _, firsts, shared = np.unique(self._rows[tokens], return_index=True, return_inverse=True)
+        return firsts, shared
 
     def advance(self, rows: TokenRows, parents: Longs) -> _Run:
         return _Run(self._heads, self._turn + 1, self._states, self._rows[parents])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -75,6 +76,17 @@ def test_the_first_drawn_child_is_that_of_a_chain() -> None:
     keys = np.array([key(4 + row, Purpose.DRAFT, 6, int(positions[row])) for row in range(2)])
     winners = sampling.race(q, keys, ids)
     assert found.token_ids[:, 0].tolist() == ids.gather(1, winners[:, None])[:, 0].tolist()
+
+
+def test_nodes_that_share_their_logits_draw_by_themselves() -> None:
+    positions, shared = np.array([3, 8, 4]), np.array([1, 0, 1])
+    found = drawn_children(LOGITS, sampling_rows(2, seed=4), positions, 2, 4, IDS, shared)
+    seeds = np.array([5, 4, 5], np.uint64)
+    alone = drawn_children(LOGITS[shared], replace(sampling_rows(3), seeds=seeds), positions, 2, 4, IDS)
+    assert found.token_ids.tolist() == alone.token_ids.tolist()
+    for mine, wanted in zip(found.supports, alone.supports, strict=True):
+        assert mine.token_ids.tolist() == wanted.token_ids.tolist()
+        assert mine.probs.tolist() == wanted.probs.tolist()
 
 
 def test_tokens_of_no_chance_are_no_children() -> None:
