@@ -25,6 +25,7 @@ from torch import Tensor
 from pilotfish.runtime.batch import build_batch
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.kv_cache import KVCache
+from pilotfish.runtime.layer_shapes import layer_shapes
 from pilotfish.runtime.loading import resolve_dtype
 from pilotfish.runtime.models.kernels import choose_kernels
 from pilotfish.steps import TokenRows
@@ -74,24 +75,13 @@ class Head:
         self, config: ModelConfig, outputs: int, *, dtype: str, quantize: str = "none", kernels: str = "auto"
     ) -> None:
         made = choose_kernels(kernels, config, resolve_dtype(dtype, CPU), CPU, quantize=quantize)
-        hidden, inner = config.hidden_size, config.intermediate_size
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        hidden = config.hidden_size
 
         def random(*shape: int) -> Tensor:
             return (torch.randn(shape) / shape[-1] ** 0.5).to(made.dtype)
 
-        shapes = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        weights = {f"layer.{name}.weight": random(*shape) for name, shape in shapes.items()}
+        norms = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+        weights = {f"layer.{name}": random(*shape) for name, shape in (layer_shapes(config) | norms).items()}
         self._embed = made.embedding(random(config.vocab_size, hidden))
         self._projection = made.projection(random(hidden, 2 * hidden), None, [random(hidden)] * 2, config.rms_eps)
         self._layers = made.layers(config, weights, ["layer"])

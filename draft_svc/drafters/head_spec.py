@@ -18,6 +18,7 @@ from typing import Any
 from draft_svc.drafters.checkpoint import Checkpoint, Shape, require_tensors
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
+from pilotfish.runtime.layer_shapes import layer_shapes
 
 EMBEDDINGS, HEAD, OFFSETS, MASK = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 
@@ -172,24 +173,6 @@ def llama_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(nested, dict):
         raise InvalidArgumentError("transformer_layer_config is missing in config.json; must be that of a layer")
     return nested
-
-
-def layer_shapes(config: ModelConfig, *, wide: bool = False) -> dict[str, Shape]:
-    """Names and shapes of the tensors of a decoder layer, without its two RMS norms."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    read = 2 * hidden if wide else hidden
-    shapes: dict[str, Shape] = {}
-    linear = [("self_attn.q_proj", q, read, config.qkv_bias), ("self_attn.k_proj", kv, read, config.qkv_bias)]
-    linear += [("self_attn.v_proj", kv, read, config.qkv_bias), ("self_attn.o_proj", hidden, q, config.output_bias)]
-    linear += [(f"mlp.{name}_proj", inner, hidden, config.mlp_bias) for name in ("gate", "up")]
-    for name, rows, columns, bias in [*linear, ("mlp.down_proj", hidden, inner, config.mlp_bias)]:
-        shapes[f"{name}.weight"] = (rows, columns)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-    if config.qk_norm:
-        shapes |= {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
-    return shapes
 
 
 def layer_config(checkpoint: Checkpoint, values: Mapping[str, Any], layer: str, *, layers: int) -> ModelConfig:

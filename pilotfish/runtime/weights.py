@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError, NotFoundError
 from pilotfish.runtime.config import ModelConfig, read_json
+from pilotfish.runtime.layer_shapes import layer_shapes
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -39,33 +40,16 @@ _SAMPLES = 8
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name and shape of every tensor that the decoder uses."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         EMBEDDINGS: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
-
-    def linear(name: str, rows: int, columns: int, bias: bool) -> None:
-        shapes[f"{name}.weight"] = (rows, columns)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{prefix}.{name}.weight"] = (hidden,)
-        for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
-            linear(f"{prefix}.self_attn.{name}", rows, hidden, config.qkv_bias)
-        linear(f"{prefix}.self_attn.o_proj", hidden, q, config.output_bias)
-        if config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                shapes[f"{prefix}.self_attn.{name}.weight"] = (config.head_dim,)
-        for name in ("gate_proj", "up_proj"):
-            linear(f"{prefix}.mlp.{name}", inner, hidden, config.mlp_bias)
-        linear(f"{prefix}.mlp.down_proj", hidden, inner, config.mlp_bias)
+    norms = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    for name, shape in (layer_shapes(config) | norms).items():
+        shapes |= {f"model.layers.{layer}.{name}": shape for layer in range(config.layers)}
     return shapes
 
 
