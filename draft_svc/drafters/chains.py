@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draft_svc.drafters.children import drawn_children
 from draft_svc.drafters.trees import NO_SUPPORT, Nodes, Support
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
@@ -96,17 +97,15 @@ def draw(
         keys = sampling.draw_keys(of_rows.seeds, Purpose.MATCH, np.zeros_like(of_rows.rounds), positions[matched])
         index = _index(matched, logits)
         columns = columns.index_copy(0, index, _match(logits.index_select(0, index), of_rows, keys, token_ids))
+    tokens = sampling.to_ints(columns if token_ids is None else token_ids.index_select(0, columns))
     if len(sampled):
         of_rows = sampling.take_rows(step.sampling, rows[sampled])
-        index = _index(sampled, logits)
-        drawn, laws = _draw_sparse(
-            logits.index_select(0, index), of_rows, positions[sampled], step.support_limit, token_ids
-        )
-        columns = columns.index_copy(0, index, drawn)
-        for i, support in zip(sampled.tolist(), laws, strict=True):
+        own = logits.index_select(0, _index(sampled, logits))
+        children = drawn_children(own, of_rows, positions[sampled], 1, step.support_limit, token_ids)
+        tokens[sampled] = children.token_ids[:, 0]
+        for i, support in zip(sampled.tolist(), children.supports, strict=True):
             supports[i] = support
-    tokens = columns if token_ids is None else token_ids.index_select(0, columns)
-    return sampling.to_ints(tokens), supports
+    return tokens, supports
 
 
 def _match(logits: Tensor, rows: SamplingRows, keys: Longs, token_ids: Tensor | None) -> Tensor:
@@ -118,19 +117,6 @@ def _match(logits: Tensor, rows: SamplingRows, keys: Longs, token_ids: Tensor | 
     index = _index(warm, logits)
     q = sampling.probabilities(logits.index_select(0, index), sampling.take_rows(rows, warm))
     return columns.index_copy(0, index, sampling.race(q, keys[warm], token_ids))
-
-
-def _draw_sparse(
-    logits: Tensor, rows: SamplingRows, positions: Longs, limit: int, token_ids: Tensor | None
-) -> tuple[Tensor, list[Support]]:
-    """One column per row from the truncated q, i64[n], and that q."""
-    columns, q = sampling.truncate(sampling.probabilities(logits, rows), limit)
-    ids = columns if token_ids is None else token_ids[columns]
-    keys = sampling.draw_keys(rows.seeds, Purpose.DRAFT, rows.rounds, positions)
-    winners = sampling.race(q, keys, ids)
-    host_ids, host_q = sampling.to_ints(ids), sampling.to_floats(q)
-    supports = [Support(i[w > 0], w[w > 0]) for i, w in zip(host_ids, host_q, strict=True)]
-    return columns.gather(-1, winners.unsqueeze(-1)).squeeze(-1), supports
 
 
 def _index(rows: Longs, like: Tensor) -> Tensor:

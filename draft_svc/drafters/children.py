@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from draft_svc.drafters.trees import Doubles, Longs, Support
-from pilotfish import noise
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
 from pilotfish.steps import SamplingRows
@@ -57,7 +56,7 @@ def matched_children(
     """
     p = sampling.probabilities(logits, rows)
     keys = sampling.draw_keys(rows.seeds, Purpose.MATCH, np.zeros_like(rows.rounds), positions)
-    speeds = 1 / _times(p, keys, ids)
+    speeds = 1 / sampling.race_times(p, keys, ids)
     top = speeds.topk(min(count, p.shape[-1]), dim=-1)
     return Children(_named(top.indices, ids), _doubles((top.values / speeds.sum(-1, keepdim=True)).log()))
 
@@ -85,26 +84,16 @@ def drawn_children(
         shared: which of the logits each node has, i64[n]; None: node i has the i-th.
     """
     columns, q = sampling.truncate(sampling.probabilities(logits, rows), support_limit)
-    if shared is None:
-        shared = np.arange(len(logits))
-    of_nodes = torch.from_numpy(shared).to(logits.device)
-    columns, q = columns[of_nodes], q[of_nodes]
+    if shared is not None:
+        of_nodes = torch.from_numpy(shared).to(logits.device)
+        columns, q, rows = columns[of_nodes], q[of_nodes], sampling.take_rows(rows, shared)
     tokens = columns if ids is None else ids[columns]
-    keys = sampling.draw_keys(rows.seeds[shared], Purpose.DRAFT, rows.rounds[shared], positions)
-    times, order = _times(q, keys, tokens).sort(dim=-1)
-    drawn = slice(min(count, q.shape[-1]))
-    scores = torch.where(times[:, drawn].isfinite(), 0.0, -torch.inf)
+    keys = sampling.draw_keys(rows.seeds, Purpose.DRAFT, rows.rounds, positions)
+    drawn = sampling.race_times(q, keys, tokens).topk(min(count, q.shape[-1]), largest=False)
+    scores = np.where(np.isfinite(drawn.values.cpu().numpy()), 0.0, -np.inf)
     host_ids, host_q = sampling.to_ints(tokens), sampling.to_floats(q)
     supports = tuple(Support(i[w > 0], w[w > 0]) for i, w in zip(host_ids, host_q, strict=True))
-    return Children(tokens.gather(-1, order[:, drawn]).cpu().numpy(), _doubles(scores), supports)
-
-
-def _times(weights: Tensor, keys: Longs, token_ids: Tensor | None) -> Tensor:
-    """-log(u_v) / w_v of every token, infinite where w is 0; f64[n, m]."""
-    if token_ids is None:
-        token_ids = torch.arange(weights.shape[-1], device=weights.device)
-    u = noise.uniform(torch.from_numpy(keys).to(weights.device).unsqueeze(-1), token_ids)
-    return -torch.log(u) / weights.double()
+    return Children(tokens.gather(-1, drawn.indices).cpu().numpy(), scores, supports)
 
 
 def _named(columns: Tensor, ids: Tensor | None) -> Longs:

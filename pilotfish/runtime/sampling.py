@@ -98,10 +98,15 @@ def race(weights: Tensor, keys: Longs, token_ids: Tensor | None = None) -> Tenso
         keys: i64[n].
         token_ids: i64[n, m]; None where column v is token v.
     """
+    return race_times(weights, keys, token_ids).argmin(-1)
+
+
+def race_times(weights: Tensor, keys: Longs, token_ids: Tensor | None = None) -> Tensor:
+    """When each token of a ``race`` comes in: -log(u_v) / w_v, infinite where w is 0. f64[n, m]."""
     if token_ids is None:
         token_ids = torch.arange(weights.shape[-1], device=weights.device)
     u = noise.uniform(torch.from_numpy(keys).to(weights.device).unsqueeze(-1), token_ids)
-    return (-torch.log(u) / weights.double()).argmin(-1)
+    return -torch.log(u) / weights.double()
 
 
 @dataclass(frozen=True, slots=True)
