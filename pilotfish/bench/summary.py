@@ -105,9 +105,9 @@ class Result:
     predicted_tokens_per_round: float | None
     """By α and each round's number of draft tokens."""
     median_round: Split | None
+    """Medians of each part."""
     feature_kb: float | None
     """Median of the target's features that a round moved, in thousands of bytes; None if none ever did."""
-    """Medians of each part."""
     target_idle: float | None
     """Share of the rounds' time in which the target waits."""
     draft_idle: float | None
