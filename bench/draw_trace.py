@@ -60,7 +60,7 @@ def spans(events: list[dict[str, Any]], bounds: list[float]) -> list[Span]:
     steps = {(e["pid"], e["id"]): e["ts"] for e in events if e["ph"] == "b"}
     found = []
     for event in events:
-        if event["ph"] == "e":
+        if event["ph"] == "e" and event["cat"] == "step":  # the target also answers reads of features, beside steps
             name, begin, end = UNDER_WAY, steps[event["pid"], event["id"]], event["ts"]
         elif event["ph"] == "X" and threads[event["pid"], event["tid"]] in ("work", "model"):
             name, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
