@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 from pilotfish import Completion
+from pilotfish.bench.summary import positions
 
 
 @dataclass(frozen=True)
@@ -30,20 +32,23 @@ class TaskResult:
     output_tokens: int
     rounds: int
     drafted: int
-    reached: tuple[int, ...]
-    """Element i: rounds that accepted i draft tokens or more; so the first is all that drafted."""
+    """Of trees the longest paths."""
+    judged: tuple[int, ...]
+    """Element i: rounds that had a draft token at depth i + 1 and kept all before it."""
+    kept: tuple[int, ...]
+    """Element i: rounds that kept it, too."""
     tokens_per_s: float
     """Of all requests together, from the first one sent to the last one's end."""
 
     @property
     def tokens_per_round(self) -> float:
         """Those that did not draft, having to catch up, count too."""
-        return 1 + sum(self.reached[1:]) / self.rounds if self.rounds else 1.0
+        return 1 + sum(self.kept) / self.rounds if self.rounds else 1.0
 
     @property
     def acceptance(self) -> tuple[float, ...]:
         """Of each draft position, the share that was accepted where those before it were."""
-        return tuple(after / before for before, after in zip(self.reached, self.reached[1:], strict=False) if before)
+        return tuple(kept / judged for kept, judged in zip(self.kept, self.judged, strict=True))
 
 
 Results = dict[Variant, list[TaskResult]]
@@ -51,34 +56,36 @@ Results = dict[Variant, list[TaskResult]]
 
 def task_result(task: str, completions: Sequence[Completion], seconds: float) -> TaskResult:
     """Adds up a task's answers."""
-    pieces = [piece for completion in completions for piece in completion.pieces if piece.drafted]
-    accepted = [piece.kinds.count("accepted") for piece in pieces]
-    depth = max(accepted, default=-1) + 1  # positions that were reached, and 0
+    judged, kept = positions(completions)
     output_tokens = sum(completion.usage.completion_tokens for completion in completions)
     return TaskResult(
         task=task,
         requests=len(completions),
         output_tokens=output_tokens,
         rounds=sum(completion.usage.rounds for completion in completions),
-        drafted=sum(piece.drafted for piece in pieces),
-        reached=tuple(sum(each >= position for each in accepted) for position in range(depth)),
+        drafted=sum(completion.usage.drafted for completion in completions),
+        judged=judged,
+        kept=kept,
         tokens_per_s=output_tokens / seconds,
     )
 
 
 def together(tasks: Sequence[TaskResult]) -> TaskResult:
     """All tasks as one; but the goals are means over tasks: see ``mean_tokens_per_round``."""
-    depth = max(len(task.reached) for task in tasks)
-    reached = [sum(task.reached[i] for task in tasks if i < len(task.reached)) for i in range(depth)]
     return TaskResult(
         task="all",
         requests=sum(task.requests for task in tasks),
         output_tokens=sum(task.output_tokens for task in tasks),
         rounds=sum(task.rounds for task in tasks),
         drafted=sum(task.drafted for task in tasks),
-        reached=tuple(reached),
+        judged=_added(task.judged for task in tasks),
+        kept=_added(task.kept for task in tasks),
         tokens_per_s=statistics.mean(task.tokens_per_s for task in tasks),
     )
+
+
+def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def mean_tokens_per_round(tasks: Sequence[TaskResult]) -> float:
@@ -120,7 +127,10 @@ def from_json(text: str) -> Results:
     results = {}
     for row in json.loads(text)["results"]:
         variant = Variant(row["drafter"], row["shape"], row["temperature"])
-        results[variant] = [TaskResult(**{**task, "reached": tuple(task["reached"])}) for task in row["tasks"]]
+        results[variant] = [
+            TaskResult(**{**task, "judged": tuple(task["judged"]), "kept": tuple(task["kept"])})
+            for task in row["tasks"]
+        ]
     return results
 
 

@@ -154,7 +154,7 @@ def _result(setting: Setting, passes: Sequence[Pass], off: Sequence[Pass]) -> Re
     speed_ups = _speed_ups(setting, passes, off)
     same, compared = _same_texts(setting, passes, off)
     rounds, accepted = sum(usage.rounds for usage in usages), sum(usage.accepted for usage in usages)
-    judged, kept = _positions(completions)
+    judged, kept = positions(completions)
     rate = sum(kept) / sum(judged) if judged else None
     totals = {
         part.name: sum(getattr(usage.round_total, f"{part.name}_us") for usage in usages) for part in fields(Split)
@@ -225,8 +225,8 @@ def _same_texts(setting: Setting, passes: Sequence[Pass], off: Sequence[Pass]) -
     return sum(mine == other for mine, other in pairs), len(pairs)
 
 
-def _positions(completions: Sequence[Completion]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(judged, kept) draft tokens per depth; behind one that failed none is judged."""
+def positions(completions: Sequence[Completion]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(judged, kept) draft tokens per depth, as in ``Result``; behind one that failed none is judged."""
     judged: Counter[int] = Counter()
     kept: Counter[int] = Counter()
     for piece in (piece for completion in completions for piece in completion.pieces):

@@ -18,7 +18,7 @@ CODE = task_result("code", [completion([(1, 2), (1, 2)])], seconds=1.0)
 
 def test_a_task_counts_its_rounds() -> None:
     assert (CHAT.requests, CHAT.rounds, CHAT.drafted) == (2, 5, 12)
-    assert CHAT.reached == (4, 3, 2, 1)
+    assert (CHAT.judged, CHAT.kept) == ((4, 3, 2), (3, 2, 1))
     assert CHAT.acceptance == (3 / 4, 2 / 3, 1 / 2)
     assert CHAT.tokens_per_round == pytest.approx((3 + 1 + 4 + 2 + 1) / 5)
     assert CHAT.output_tokens == 2 + 3 + 1 + 4 + 2 + 1
@@ -30,9 +30,16 @@ def test_nothing_drafted_is_one_token_a_round() -> None:
     assert (plain.tokens_per_round, plain.acceptance, plain.rounds) == (1.0, (), 2)
 
 
+def test_a_position_counts_where_a_token_was_drafted_for_it() -> None:
+    """One that never was accepted counts as such, and a shorter draft says nothing of what it lacks."""
+    cut = task_result("chat", [completion([(1, 3), (2, 2), (1, 1)])], seconds=1.0)
+    assert cut.acceptance == (1.0, 1 / 2)
+    assert task_result("chat", [completion([(1, 2)])], seconds=1.0).acceptance == (1.0, 0.0)
+
+
 def test_tasks_together_and_their_mean() -> None:
     whole = together([CHAT, CODE])
-    assert whole.reached == (6, 5, 2, 1)
+    assert (whole.judged, whole.kept) == ((6, 5, 2), (5, 2, 1))
     assert whole.acceptance == (5 / 6, 2 / 5, 1 / 2)
     assert mean_tokens_per_round([CHAT, CODE]) == pytest.approx((2.2 + 2.0) / 2)
 
