@@ -46,8 +46,8 @@ def up(
         str | None,
         typer.Option(
             metavar="MODEL|HEAD|none",
-            help="Small model of the same tokenizer, or a head made for the target: MTP, EAGLE, EAGLE-3. Left out: the "
-            "target itself, in int8.",
+            help="Small model of the same tokenizer, or a head made for the target: MTP, EAGLE, EAGLE-3, Medusa. Left "
+            "out: on a CPU the target itself, in int8.",
         ),
     ] = None,
     draft_layers: Annotated[
