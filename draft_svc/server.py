@@ -50,6 +50,7 @@ class DraftConfig(WorkerConfig):
 
     listen: str = "127.0.0.1:50052"
     """Address to serve on, HOST:PORT; port 0 takes a free one."""
+
     tree_width: int = Field(8, ge=0, le=64)
     """Most nodes that a head runs per level of a tree, and children of each that it looks at. 0 drafts chains only."""
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from draft_svc.server import DraftConfig
 
 
+_OF_HEADS = ("h_source", "feedback", "aux_layers", "tree")  # settings
+
+
 @dataclass(frozen=True, slots=True)
 class Proposals:
     """What a drafter proposes for the rows of a step; fields as in ``DraftResult``."""
@@ -59,6 +62,7 @@ def _model(config: DraftConfig, folder: Path) -> Drafter:
     from draft_svc.drafters.model import ModelDrafter
     from pilotfish.runtime.loading import load_worker_model
 
+    config.refuse("a language model has no such choice", *_OF_HEADS)
     model = load_worker_model(config, folder, config.target_model)
     return ModelDrafter(model, pages=config.pages, page_size=config.page_size, max_len=config.max_len)
 
@@ -81,6 +85,7 @@ def _simulated(config: DraftConfig, profile: str) -> Drafter:
     from pilotfish.simulate.profile import load_profile
 
     config.refuse_with_simulate("device", "dtype", "quantize", "kernels", "layers", "threads", "drafter")
+    config.refuse_with_simulate("target_model", *_OF_HEADS)
     if config.model is None:
         raise InvalidArgumentError("model is missing; --simulate needs --model FOLDER for its tokenizer")
     return SimulatedDrafter(

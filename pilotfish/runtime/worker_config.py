@@ -59,6 +59,10 @@ class WorkerConfig(Settings):
 
     def refuse_with_simulate(self, *names: str) -> None:
         """Raises ``InvalidArgumentError`` if one of these settings was given: a simulated worker has no use for it."""
+        self.refuse("a simulated worker runs no model", *names)
+
+    def refuse(self, because: str, *names: str) -> None:
+        """Raises ``InvalidArgumentError`` if one of these settings was given, rather than let it do nothing."""
         for name in names:
             if name in self.model_fields_set:
-                raise InvalidArgumentError(f"{name} is given, but a simulated worker runs no model; leave it out")
+                raise InvalidArgumentError(f"{name} is given, but {because}; leave it out")

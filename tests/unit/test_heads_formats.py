@@ -320,6 +320,7 @@ def test_a_draft_vocabulary_that_contradicts_itself_is_refused(
         (r"aux_layers is '2;3'; must be numbers with commas", {"aux_layers": "2;3"}),
         (r"max_len is 4096; the model holds rows of 1 to 512", {"max_len": 4096}),
         (r"holds no projection of an MTP head", {"drafter": "mtp", "model": "eagle"}),
+        (r"feedback is given, but a language model has no", {"drafter": "model", "feedback": "pre_norm"}),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(

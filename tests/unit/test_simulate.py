@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rows import Row, ints, sampling_rows, token_rows
 from simulated import IDS, greedy, instant, model, prefix_of
 
+from draft_svc.drafters import create_drafter
 from draft_svc.drafters.simulated import SimulatedDrafter
 from draft_svc.server import DraftConfig
 from pilotfish.errors import InternalError, InvalidArgumentError, NotFoundError, PilotfishError
@@ -74,6 +75,9 @@ def test_settings_that_only_a_model_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PilotfishError, match="layers is given"):
         config.refuse_with_simulate("device", "layers")
     config.refuse_with_simulate("device", "dtype")
+    for setting in ({"tree": tmp_path / "tree.json"}, {"target_model": tmp_path}, {"feedback": "pre_norm"}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(setting))} is given, but a simulated worker"):
+            create_drafter(DraftConfig.model_validate({"model": tmp_path, "simulate": "nope"} | setting))
 
 
 def test_a_forward_takes_the_longer_of_weights_and_arithmetic() -> None:
