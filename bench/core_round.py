@@ -66,7 +66,7 @@ class Round:
         drafts = self._timed("plan proposals", scheduler.plan_proposals)
         proposals: dict[str, Any] = {}
         answers = {name: self._propose(plan) for name, plan in drafts.items()}
-        plan = self._timed("plan target", lambda: scheduler.plan_target(drafts))
+        plan = self._timed("plan target", lambda: scheduler.plan_target(drafts.values()))
         for name, answer in answers.items():
             proposals |= self._timed(
                 "proposals from bytes", lambda n=name, a=answer: _proposals(drafts[n], a, vocab_size)

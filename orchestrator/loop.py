@@ -261,14 +261,14 @@ class Loop:
         for name, stream in self.drafts.items():
             replica = self.scheduler.drafting.replicas[name]
             replica.begin_round(is_late=stream.is_late, is_behind=stream.next_due not in (None, early.get(name)))
-        drafts = self.scheduler.plan_proposals()
+        drafts = self.scheduler.plan_proposals([each.plan for each in asked])
         asked += await self._send(drafts, self._draft_timeout_s)
         clock.sent(asked)
         if asked and (len(self._runs) <= EMIT_EARLY or self._times.draft_us > self._times.target_us):
             self._may_emit.set()
         if target is None or self.target is not target:
             return
-        plan = self.scheduler.plan_target(drafts)
+        plan = self.scheduler.plan_target([each.plan for each in asked])
         proposals = await self._collect(asked, target.grant.vocab_size, clock)
         batch = self.scheduler.seal(plan, proposals) if self.target is target else None
         if batch is None:

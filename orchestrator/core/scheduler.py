@@ -2,14 +2,14 @@
 
 Pure: events in (submit, finish, opened, lost), plans out. One round is
 
-    drafts   = scheduler.plan_proposals()           sent to the replicas
-    plan     = scheduler.plan_target(drafts)        while they draft
+    drafts   = scheduler.plan_proposals(early)      sent to the replicas
+    plan     = scheduler.plan_target(drafts)        while they draft, and for the early ones
     batch    = scheduler.seal(plan, proposals)      sent to the target
     scheduler.choose_draft_lengths()                while it verifies
     catch_up = scheduler.plan_catch_up(batch)       sent to the replicas while it verifies
     reads    = scheduler.plan_reads(batch)          asked of the target meanwhile; answered, they become steps
-    early    = scheduler.plan_early(batch)          laid out meanwhile
-    drafts   = scheduler.draft_early(early, result) sent before anything is judged; of the next round
+    plans    = scheduler.plan_early(batch)          laid out meanwhile
+    early    = scheduler.draft_early(plans, result) sent before anything is judged; of the next round
     runs     = scheduler.accept(batch, result)
     scheduler.timed(...)                            what the round took, for draft lengths to come
 
@@ -177,7 +177,6 @@ class Scheduler:
         self._lengths = DraftLengths(limits.sizes)
         self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
         self._timed: list[_Timed] = []  # not yet learnt from
-        self._early: list[DraftPlan] = []  # sent with the last answer of the target, for the round that follows
 
     # Events
 
@@ -245,10 +244,14 @@ class Scheduler:
         chooses_sizes = self.limits.tree_nodes is None and _grow_trees(self.drafting.replicas.values())
         return chooses_sizes or any(request.params.draft_length is None for request in self.rows)
 
-    def plan_proposals(self) -> dict[str, DraftPlan]:
-        """What each replica is to propose for the running rows, as far as the target's step has room."""
+    def plan_proposals(self, early: Iterable[DraftPlan] = ()) -> dict[str, DraftPlan]:
+        """What each replica is to propose for the running rows, as far as the target's step has room.
+
+        Args:
+            early: sent with the last answer of the target; their rows are served.
+        """
         assert self.target is not None
-        drafting = set().union(*map(settle, self._early))
+        drafting = set().union(*map(settle, early))
         return self.drafting.plan_proposals([row for row in self.rows if row not in drafting], self.target.grant)
 
     def plan_catch_up(self, batch: TargetBatch) -> dict[str, DraftPlan]:
@@ -261,15 +264,14 @@ class Scheduler:
 
     def plan_early(self, batch: TargetBatch) -> list[EarlyPlan]:
         """What replicas are to draft once the target has answered ``batch``, before the answer is judged."""
-        self._early = []
         if not (self.limits.early_drafts and self.drafting.has_heads):
             return []
         return plan_early(self.drafting, batch, self.limits.support_limit)
 
     def draft_early(self, plans: Sequence[EarlyPlan], result: TargetResult) -> dict[str, DraftPlan]:
         """The steps of ``plan_early``, filled in, by replica name; ``accept`` comes next."""
-        self._early = [plan for early in plans if (plan := fill(self.drafting, early, result)) is not None]
-        return {plan.rows[0].place.replica: plan for plan in self._early}
+        filled = [plan for early in plans if (plan := fill(self.drafting, early, result)) is not None]
+        return {plan.rows[0].place.replica: plan for plan in filled}
 
     def choose_draft_lengths(self) -> None:
         """Learns from the round before, and sets the draft length of each row that leaves it to the server."""
@@ -302,12 +304,14 @@ class Scheduler:
         caught_up = any(replica.caught_up for replica in self.drafting.replicas.values())
         self._timed.append(_Timed(batch, drafts, caught_up, runs, seconds, draft_seconds))
 
-    def plan_target(self, drafts: Mapping[str, DraftPlan]) -> TargetPlan:
-        """Chooses rows and allocates pages for the worst case of the proposals asked for."""
+    def plan_target(self, drafts: Iterable[DraftPlan]) -> TargetPlan:
+        """Chooses rows and allocates pages for the worst case of the proposals asked for.
+
+        Args:
+            drafts: all that propose for it, the early ones first.
+        """
         assert self.target is not None
-        running, preempted = self._plan_running(
-            {name: nodes for name, (_, nodes) in _asked([*self._early, *drafts.values()]).items()}
-        )
+        running, preempted = self._plan_running({name: nodes for name, (_, nodes) in _asked(drafts).items()})
         used = sum(1 + row.room for row in running)
         budget = min(self.target.grant.max_step_tokens - used, self.limits.max_prefill_tokens)
         prefills: list[RowPlan] = []

@@ -62,7 +62,7 @@ def step(step_id: int) -> TargetStep:
     scheduler = Scheduler(Limits())
     scheduler.target_opened(grant(32))
     scheduler.submit(Request("r", np.array([1, 2, 3], np.int32), Params(max_tokens=4)))
-    batch = scheduler.seal(scheduler.plan_target({}), {})
+    batch = scheduler.seal(scheduler.plan_target(()), {})
     assert batch is not None
     return replace(batch.step, step_id=step_id)
 

@@ -134,7 +134,9 @@ class Simulator:
         began = self.now
         early, self.early = self.early, []
         self._settle_owed()
-        drafts = self.scheduler.plan_proposals()
+        early_drafts = [plan for _, plan, _ in early]
+        drafts = self.scheduler.plan_proposals(early_drafts)
+        asked = [*early_drafts, *drafts.values()]
         started = self.now
         proposals = self._early_proposals(early)
         self.early_rows += len(proposals)
@@ -142,7 +144,7 @@ class Simulator:
             proposals |= self._propose(name, plan, started)
         draft_seconds = (self.now - started) / 1e6
         preempted = {name: request.preemptions for name, request in self.requests.items()}
-        plan = self.scheduler.plan_target(drafts)
+        plan = self.scheduler.plan_target(asked)
         preempted = {name for name, request in self.requests.items() if request.preemptions > preempted[name]}
         batch = self.scheduler.seal(plan, proposals)
         if batch is None:
@@ -159,7 +161,6 @@ class Simulator:
         for name, plan_ in self.scheduler.draft_early(early_plans, result).items():
             self.early.append((name, plan_, self._run_draft(name, plan_, self.now)))
         runs = self.scheduler.accept(batch, result)
-        asked = [*(plan_ for _, plan_, _ in early), *drafts.values()]
         self.scheduler.timed(batch, asked, runs, (self.now - began) / 1e6, draft_seconds)
         for run in runs:
             self.texts[run.request.id] += run.token_ids

@@ -96,8 +96,8 @@ def test_an_answer_that_the_replica_could_not_take_is_not_sent_to_it() -> None:
         simulator.round()
     scheduler, target = simulator.scheduler, simulator.target
     assert target is not None
-    drafts = scheduler.plan_proposals()
-    batch = scheduler.seal(scheduler.plan_target(drafts), {})
+    drafts = scheduler.plan_proposals([plan for _, plan, _ in simulator.early])
+    batch = scheduler.seal(scheduler.plan_target(drafts.values()), {})
     assert batch is not None
     assert set(batch.step.feature_rules.tolist()) == {FeatureRule.ALL}
     plans, result = scheduler.plan_early(batch), target.run(batch.step)

@@ -272,7 +272,7 @@ def test_an_answer_with_other_features_commits_nothing(spoil: object, message: s
     request = simulator.submit("r", prompt(1, 8), 20, 3)
     scheduler, target = simulator.scheduler, simulator.target
     assert target is not None
-    batch = scheduler.seal(scheduler.plan_target({}), {})
+    batch = scheduler.seal(scheduler.plan_target(()), {})
     assert batch is not None
     result = target.run(batch.step)
     with pytest.raises(InvalidArgumentError, match=message):
@@ -286,7 +286,7 @@ def test_a_read_that_answers_other_features_is_given_up() -> None:
     simulator.round()
     scheduler, target = simulator.scheduler, simulator.target
     assert target is not None
-    batch = scheduler.seal(scheduler.plan_target(scheduler.plan_proposals()), {})
+    batch = scheduler.seal(scheduler.plan_target(scheduler.plan_proposals().values()), {})
     assert batch is not None
     scheduler.plan_catch_up(batch)
     (read,) = scheduler.plan_reads(batch)

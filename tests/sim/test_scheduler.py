@@ -289,7 +289,7 @@ def test_a_row_cancelled_while_its_step_is_planned_or_under_way_is_passed_over()
     simulator.round()
     scheduler, target = simulator.scheduler, simulator.target
     assert target is not None
-    plan = scheduler.plan_target(scheduler.plan_proposals())
+    plan = scheduler.plan_target(scheduler.plan_proposals().values())
     simulator.cancel("planned")
     batch = scheduler.seal(plan, {})
     assert batch is not None
@@ -316,7 +316,7 @@ def test_a_replica_lost_in_the_middle_of_a_round_keeps_the_text(lost_after: str)
         simulator.lose_draft("d0")
     proposals = drafts["d0"].proposals(answer, VOCAB)
     assert bool(proposals) == (lost_after == "sealing")  # of rows that still draft there
-    batch = scheduler.seal(scheduler.plan_target(drafts), proposals)
+    batch = scheduler.seal(scheduler.plan_target(drafts.values()), proposals)
     assert batch is not None
     if lost_after == "sealing":
         simulator.lose_draft("d0")
