@@ -194,14 +194,14 @@ class Drafting:
             if request.draft is not None and request.draft.replica == name:
                 request.drop_draft()
 
-    def plan_proposals(self, rows: Sequence[Request], target: Grant) -> dict[str, DraftPlan]:
+    def plan_proposals(self, rows: Sequence[Request], node_budget: int, max_len: int) -> dict[str, DraftPlan]:
         """One step per replica that has rows ready to draft, by replica name.
 
         Args:
             rows: of the target's next batch.
-            target: what the target can verify.
+            node_budget: most draft tokens that the target's step has room for.
+            max_len: of a row in the target.
         """
-        node_budget = target.max_step_tokens - len(rows)
         ready: dict[str, list[_Part]] = {}
         budgets = {name: replica.grant.max_step_tokens for name, replica in self.replicas.items()}
         for request in rows:
@@ -209,7 +209,7 @@ class Drafting:
             place = self._place(request) if limit else None
             if place is None or request.draft_lag > PROPOSE_BEHIND:
                 continue
-            part = self._proposing(request, place, limit, min(node_budget, target.max_len - request.length))
+            part = self._proposing(request, place, limit, min(node_budget, max_len - request.length))
             if part is not None and part.token_count <= budgets[place.replica] and self._knows(part):
                 budgets[place.replica] -= part.token_count
                 node_budget -= part.nodes

@@ -64,21 +64,31 @@ class EarlyPlan:
     features: Longs
 
 
-def plan_early(drafting: Drafting, batch: TargetBatch, support_limit: int) -> list[EarlyPlan]:
+def plan_early(drafting: Drafting, batch: TargetBatch, node_budget: int, support_limit: int) -> list[EarlyPlan]:
     """What each replica can draft as soon as the target has answered ``batch``.
 
     Of rows that draft one token at a time by the match rule and are caught up. Nothing is planned where the target
     sends the features of accepted nodes only: which they are is not known yet.
+
+    Args:
+        drafting: the replicas.
+        batch: under way.
+        node_budget: most draft tokens that the target's next step has room for.
+        support_limit: most ids in a support.
     """
     rules = batch.step.feature_rules
     if (rules == FeatureRule.MATCHED).any():
         return []
     ready: dict[str, list[_Outcome]] = {}
+    budgets = {name: replica.grant.max_step_tokens for name, replica in drafting.replicas.items()}
     draw = feature = 0
     for row, rule, tokens in zip(batch.rows, rules.tolist(), batch.step.rows.lengths.tolist(), strict=False):
-        if rule == FeatureRule.ALL and (place := _place(drafting, row)) is not None:
+        place = _place(drafting, row) if rule == FeatureRule.ALL and node_budget > 0 else None
+        if place is not None and tokens <= budgets[place.replica]:
             outcomes = (_Outcome(row.request, place, row.end + 1 + i, draw + i, feature + i) for i in range(tokens))
             ready.setdefault(place.replica, []).extend(outcomes)
+            budgets[place.replica] -= tokens
+            node_budget -= 1
         draw += tokens if row.is_round else row.wants_output
         feature += tokens if rule == FeatureRule.ALL else 0
     return [_plan(drafting.replicas[name], outcomes, support_limit) for name, outcomes in ready.items()]
@@ -132,8 +142,9 @@ def _place(drafting: Drafting, row: RowPlan) -> DraftPlace | None:
     ):
         return None
     replica, slots = drafting.replicas[place.replica], row.end + nodes
-    fits = not replica.is_late and slots <= replica.grant.max_len and place.cache.try_reserve(slots)
-    return place if fits and replica.wants_features else None
+    if not replica.wants_features or replica.is_late or slots > replica.grant.max_len:
+        return None
+    return place if place.cache.try_reserve(slots) else None
 
 
 def _plan(replica: Replica, outcomes: list[_Outcome], support_limit: int) -> EarlyPlan:

@@ -251,8 +251,10 @@ class Scheduler:
             early: sent with the last answer of the target; their rows are served.
         """
         assert self.target is not None
-        drafting = set().union(*map(settle, early))
-        return self.drafting.plan_proposals([row for row in self.rows if row not in drafting], self.target.grant)
+        served = set().union(*map(settle, early))
+        node_budget = self._node_budget(self.target) - len(served)
+        rows = [row for row in self.rows if row not in served]
+        return self.drafting.plan_proposals(rows, node_budget, self.target.grant.max_len)
 
     def plan_catch_up(self, batch: TargetBatch) -> dict[str, DraftPlan]:
         """What each replica is to prefill while the target is busy with ``batch``."""
@@ -264,9 +266,9 @@ class Scheduler:
 
     def plan_early(self, batch: TargetBatch) -> list[EarlyPlan]:
         """What replicas are to draft once the target has answered ``batch``, before the answer is judged."""
-        if not (self.limits.early_drafts and self.drafting.has_heads):
-            return []
-        return plan_early(self.drafting, batch, self.limits.support_limit)
+        if self.target is None or not (self.limits.early_drafts and self.drafting.has_heads):
+            return []  # the target may have been lost since the batch was sent
+        return plan_early(self.drafting, batch, self._node_budget(self.target), self.limits.support_limit)
 
     def draft_early(self, plans: Sequence[EarlyPlan], result: TargetResult) -> dict[str, DraftPlan]:
         """The steps of ``plan_early``, filled in, by replica name; ``accept`` comes next."""
@@ -374,6 +376,10 @@ class Scheduler:
         return runs
 
     # Planning
+
+    def _node_budget(self, target: Target) -> int:
+        """Draft tokens that the target's next step has room for beside one token of every row."""
+        return target.grant.max_step_tokens - len(self.rows)
 
     def _plan_running(self, nodes: Mapping[str, int]) -> tuple[list[RowPlan], bool]:
         plans, preempted = [], False

@@ -40,7 +40,12 @@ STATE_WIDTH = 4  # a prefix hash as uint16, bfloat16 to those who do not look cl
 
 
 def grant(
-    page_count: int, page_size: int = 4, first_page: int = 0, max_len: int = 512, features: tuple[str, ...] = ()
+    page_count: int,
+    page_size: int = 4,
+    first_page: int = 0,
+    max_len: int = 512,
+    features: tuple[str, ...] = (),
+    max_step_tokens: int = 256,
 ) -> Grant:
     return Grant(
         model_id="fake",
@@ -51,7 +56,7 @@ def grant(
         first_page=first_page,
         page_count=page_count,
         max_len=max_len,
-        max_step_tokens=256,
+        max_step_tokens=max_step_tokens,
         incarnation=1,
         features=features,
         feature_width=STATE_WIDTH * len(features),

@@ -72,8 +72,10 @@ class Simulator:
 
     # Events
 
-    def open_target(self, pages: int, first_page: int = 0, features: tuple[str, ...] = ()) -> None:
-        given = grant(pages, self.page_size, first_page, features=features)
+    def open_target(
+        self, pages: int, first_page: int = 0, features: tuple[str, ...] = (), max_step_tokens: int = 256
+    ) -> None:
+        given = grant(pages, self.page_size, first_page, features=features, max_step_tokens=max_step_tokens)
         self.target = FakeTarget(given)
         for request in self.scheduler.target_opened(given):
             self.scheduler.finish(request)
@@ -94,8 +96,9 @@ class Simulator:
         costs: Costs | None = None,
         kinds: tuple[ProposalKind, ...] = tuple(ProposalKind),
         features: tuple[str, ...] = (),
+        max_step_tokens: int = 256,
     ) -> None:
-        given = grant(pages, self.page_size, features=features)
+        given = grant(pages, self.page_size, features=features, max_step_tokens=max_step_tokens)
         fake = (FakeHead if features else FakeDraft)(given, agreement, branches)
         self.replicas[name] = SimReplica(fake, costs or Costs(100, 1))
         self.scheduler.drafting.opened(name, given, replace(fake.capabilities, kinds=kinds))

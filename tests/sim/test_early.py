@@ -109,3 +109,17 @@ def test_an_answer_that_the_replica_could_not_take_is_not_sent_to_it() -> None:
     ):
         assert scheduler.draft_early(plans, garbage) == {}
     assert list(scheduler.draft_early(plans, result)) == ["d0"]
+
+
+@pytest.mark.parametrize(("target_tokens", "draft_tokens"), [(9, 256), (256, 9), (7, 7)])
+def test_no_step_is_larger_than_its_worker_takes(target_tokens: int, draft_tokens: int) -> None:
+    """The fake workers refuse such a step; what has no room in one keeps the ordinary schedule."""
+    simulator = Simulator(Limits())
+    simulator.open_target(pages=64, features=STATES, max_step_tokens=target_tokens)
+    simulator.open_draft("d0", pages=64, features=STATES, agreement=0.6, max_step_tokens=draft_tokens)
+    for index in range(6):
+        simulator.submit(f"r{index}", prompt(index, 5 + index), 30, 1)
+    simulator.run()
+    assert simulator.early_rows > 0
+    for index in range(6):
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 5 + index), 30)
