@@ -64,7 +64,7 @@ class _Asked:
     """A draft step under way, and the ``time.perf_counter`` seconds at which it was sent."""
 
     plan: DraftPlan
-    replica: str
+    stream: DraftStream
     reply: asyncio.Future[Reply[DraftResult]]
     sent_at: float
 
@@ -257,7 +257,7 @@ class Loop:
         """One round. Workers may come and go at every await: a target that is no longer ours ends it."""
         target, clock = self.target, RoundClock(self._round_began)
         asked, self._early = self._early, []
-        early = {each.replica: each.plan.step.step_id for each in asked}
+        early = {each.stream.address: each.plan.step.step_id for each in asked}
         for name, stream in self.drafts.items():
             replica = self.scheduler.drafting.replicas[name]
             replica.begin_round(is_late=stream.is_late, is_behind=stream.next_due not in (None, early.get(name)))
@@ -305,9 +305,9 @@ class Loop:
 
     async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> list[_Asked]:
         # Chosen before the first await: a replica that is lost and opened again has other pages.
-        streams, sent_at = [(self.drafts[name], plan.step) for name, plan in plans.items()], time.perf_counter()
-        replies = await asyncio.gather(*(stream.submit(step, timeout_s) for stream, step in streams))
-        return [_Asked(plan, name, reply, sent_at) for (name, plan), reply in zip(plans.items(), replies, strict=True)]
+        to, sent_at = [(plan, self.drafts[name]) for name, plan in plans.items()], time.perf_counter()
+        replies = await asyncio.gather(*(stream.submit(plan.step, timeout_s) for plan, stream in to))
+        return [_Asked(plan, stream, reply, sent_at) for (plan, stream), reply in zip(to, replies, strict=True)]
 
     def _begin(self, read: FeatureRead, grant: Grant) -> asyncio.Task[_Answered]:
         return asyncio.create_task(self._answer(read, grant, time.perf_counter()), name="read features")
@@ -354,9 +354,10 @@ class Loop:
             except DeadlineExceededError as error:
                 given_up_at = time.perf_counter()
                 log.warning("draft %s; its rows go on without proposals", error)
+                if self.drafts.get(each.stream.address) is each.stream:
+                    self.scheduler.drafting.replicas[each.stream.address].is_late = True  # it gets no more this round
             except PilotfishError as error:
-                if each.replica in self.drafts:
-                    self.drafts[each.replica].close(error)  # its link opens a new one
+                each.stream.close(error)  # its link opens a new one, or has done so
         clock.drafted(asked, arrived, given_up_at)
         return proposals
 
