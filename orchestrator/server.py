@@ -17,8 +17,9 @@ from orchestrator.admission import MAX_DRAFT_LENGTH, Defaults
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH
 from orchestrator.core.scheduler import Limits, Scheduler
+from orchestrator.generation import Generation, ServerInfo
 from orchestrator.loop import DraftStream, Loop, TargetStream
-from orchestrator.service import GenerationService, ServerInfo
+from orchestrator.service import GenerationService
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trace import NO_TRACE, ChromeTrace
 from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, TargetKind, WorkerLink
@@ -196,7 +197,7 @@ class Orchestrator:
     def _server(self) -> Server:
         settings, ends = self._settings, frozenset(self._tokenizer.eos_token_ids)
         defaults = Defaults(self._draft_length, Rule[settings.acceptance.upper()], ends)
-        service = GenerationService(self.loop, self._tokenizer, defaults, self._info)
+        service = GenerationService(Generation(self.loop, self._tokenizer, defaults, self._info))
         server = Server(settings.listen, "pilotfish.v1.GenerationService")
         server.add(lambda to: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, to))
         return server

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 import grpc
 
-from orchestrator.admission import Asked, Defaults, admit
+from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
-from orchestrator.loop import Loop
-from orchestrator.outputs import Finished, Output, Piece
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.generation import Ask, Generation
+from orchestrator.outputs import Finished, Piece
 from orchestrator.usage import RoundTimes, Usage
-from pilotfish.errors import InvalidArgumentError, NotFoundError
+from pilotfish.errors import InvalidArgumentError
 from pilotfish.rpc.status import streaming, unary
 from pilotfish.steps import require
 from pilotfish.v1 import generation_pb2 as pb
@@ -26,72 +23,39 @@ from pilotfish.v1 import generation_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What is served; fields as in ``GetServerInfoResponse``."""
-
-    model: str
-    version: str
-    max_len: int
-    vocab_size: int
-    draft_length: int
-    adaptive_draft_length: bool
-    draft_replica_count: int
-    draft_model: str
-    target_ready: bool
-
-
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """Serves one model.
+    """``Generation`` over gRPC."""
 
-    Args:
-        loop: runs the requests.
-        tokenizer: of the model.
-        defaults: where a client says nothing.
-        info: describes the deployment as it is now.
-    """
-
-    def __init__(self, loop: Loop, tokenizer: Tokenizer, defaults: Defaults, info: Callable[[], ServerInfo]) -> None:
-        self._loop = loop
-        self._tokenizer = tokenizer
-        self._defaults = defaults
-        self._info = info
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
 
     @streaming
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """See generation.proto."""
-        model = self._info().model
-        if request.model not in ("", model):
-            raise NotFoundError(f"model is {request.model!r}; this server has {model!r}")
-        prompt = await asyncio.to_thread(self._prompt, request)
-        asked = _asked(request.sampling)
-        job = admit(request.request_id or f"gen-{secrets.token_hex(8)}", prompt, asked, self._defaults)
-        output = Output(self._tokenizer.detokenizer(), asked.stop)
-        self._loop.submit(job, output)
-        try:
-            started = pb.Started(request_id=job.id, model=model, prompt_token_count=len(prompt))
+        prompt = await self._prompt(request)
+        ask = Ask(prompt, _asked(request.sampling), request.model, request.request_id)
+        async with self._generation.begin(ask) as answer:
+            started = pb.Started(
+                request_id=answer.request_id, model=answer.model, prompt_token_count=answer.prompt_token_count
+            )
             yield pb.GenerateResponse(started=started)
-            event: Piece | Finished | None = None
-            while not isinstance(event, Finished):
-                event = await output.next_event()
+            async for event in answer:
                 yield _response(event)
-        finally:
-            self._loop.cancel(job)
 
     @unary
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """See generation.proto."""
-        return pb.GetServerInfoResponse(**asdict(self._info()))
+        return pb.GetServerInfoResponse(**asdict(self._generation.info()))
 
-    def _prompt(self, request: pb.GenerateRequest) -> list[int]:
+    async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
         match request.WhichOneof("prompt"):
             case "text":
-                return self._tokenizer.encode(request.text)
+                return await self._generation.encode(request.text)
             case "token_ids":
                 return list(request.token_ids.ids)
             case "messages":
                 messages = [{"role": m.role, "content": m.content} for m in request.messages.messages]
-                return self._tokenizer.encode_chat(messages)
+                return await self._generation.encode_chat(messages)
             case _:
                 raise InvalidArgumentError("prompt is missing; give one of text, token_ids and messages")
 
