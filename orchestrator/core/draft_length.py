@@ -78,7 +78,7 @@ class Round:
         replicas: that were asked.
         has_prefill: the target's step held prompts too.
         caught_up: draft replicas prefilled beside the target.
-        was_delayed: a replica had still to prefill when it was asked to propose.
+        was_delayed: a replica that proposes had still to prefill when the round began.
         judged: the rows whose proposals were judged.
         kept, spoken_on: of each, draft tokens kept, and those that the target spoke on, i64[judged]. Where a tree
             ends before its depth it has nothing to keep, and that counts as spoken on.

@@ -98,8 +98,6 @@ class DraftPlan:
 
     step: DraftStep
     rows: tuple[DraftRow, ...]
-    is_delayed: bool
-    """The replica had still to prefill when it was asked."""
 
     def proposals(self, result: DraftResult, vocab_size: int) -> dict[str, Proposal]:
         """The proposals that the replica answered, by request id, of rows that go on from where they begin.
@@ -393,7 +391,7 @@ class Drafting:
         for part in parts:
             part.place.cache.commit(part.request.tokens, part.end)
         rows = tuple(DraftRow(part.request, part.place, part.request.length) for part in parts)
-        return DraftPlan(step, rows, replica.is_behind)
+        return DraftPlan(step, rows)
 
 
 class _Part(NamedTuple):

@@ -116,7 +116,7 @@ def fill(drafting: Drafting, plan: EarlyPlan, result: TargetResult) -> DraftPlan
         rows=replace(plan.step.rows, token_ids=token_ids),
         features=beside if found.columns is None else beside[:, found.columns],
     )
-    return DraftPlan(step, plan.rows, is_delayed=False)
+    return DraftPlan(step, plan.rows)
 
 
 def settle(plan: DraftPlan) -> set[Request]:

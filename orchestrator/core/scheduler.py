@@ -152,6 +152,7 @@ class _Timed:
     batch: TargetBatch
     drafts: Sequence[DraftPlan]
     caught_up: bool
+    was_delayed: bool
     runs: Sequence[Run]
     seconds: float
     draft_seconds: float
@@ -303,8 +304,10 @@ class Scheduler:
             seconds: since the end of the round before.
             draft_seconds: of those, waited for proposals.
         """
-        caught_up = any(replica.caught_up for replica in self.drafting.replicas.values())
-        self._timed.append(_Timed(batch, drafts, caught_up, runs, seconds, draft_seconds))
+        replicas, asked = self.drafting.replicas, {plan.rows[0].place.replica for plan in drafts}
+        caught_up = any(replica.caught_up for replica in replicas.values())
+        was_delayed = any(replicas[name].is_behind for name in asked & replicas.keys())
+        self._timed.append(_Timed(batch, drafts, caught_up, was_delayed, runs, seconds, draft_seconds))
 
     def plan_target(self, drafts: Iterable[DraftPlan]) -> TargetPlan:
         """Chooses rows and allocates pages for the worst case of the proposals asked for.
@@ -575,7 +578,7 @@ def _round(timed: _Timed) -> Round:
         replicas=len({plan.rows[0].place.replica for plan in timed.drafts}),
         has_prefill=not all(row.is_round for row in timed.batch.rows),
         caught_up=timed.caught_up,
-        was_delayed=any(plan.is_delayed for plan in timed.drafts),
+        was_delayed=timed.was_delayed,
         judged=[run.request for run in judged],
         kept=kept,
         spoken_on=kept + np.array([_has_failed(run, *asked.get(run.request.id, (0, 0))) for run in judged], np.int64),

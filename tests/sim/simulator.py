@@ -35,6 +35,7 @@ class SimReplica:
     fake: FakeDraft
     costs: Costs
     busy_until: int = 0
+    prefills_until: int = 0
     owed: list[tuple[int, DraftResult]] = field(default_factory=list)
 
 
@@ -236,6 +237,8 @@ class Simulator:
         replica = self.replicas[name]
         tokens = len(plan.step.rows.token_ids) + int(plan.step.draft_lengths.sum())
         replica.busy_until = max(replica.busy_until, sent_at) + replica.costs.step + replica.costs.token * tokens
+        if not plan.step.draft_lengths.any():
+            replica.prefills_until = replica.busy_until
         return replica.fake.run(plan.step)
 
     def _settle_owed(self) -> None:
@@ -243,7 +246,8 @@ class Simulator:
             if replica.owed and replica.owed[-1][0] <= self.now:
                 replica.owed.clear()
             known = self.scheduler.drafting.replicas[name]
-            known.begin_round(is_late=bool(replica.owed), is_behind=replica.busy_until > self.now)
+            is_behind = bool(replica.owed) or replica.prefills_until > self.now
+            known.begin_round(is_late=bool(replica.owed), is_behind=is_behind)
 
     def _record(
         self,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes import STATES, VOCAB, plain_text
-from simulator import Simulator
+from simulator import Costs, Simulator
 
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.scheduler import Limits
@@ -18,10 +18,10 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def deployed(limits: Limits | None = None, agreement: float = 0.6) -> Simulator:
+def deployed(limits: Limits | None = None, agreement: float = 0.6, costs: Costs | None = None) -> Simulator:
     simulator = Simulator(limits or Limits())
     simulator.open_target(pages=64, features=STATES)
-    simulator.open_draft("d0", pages=64, features=STATES, agreement=agreement)
+    simulator.open_draft("d0", pages=64, features=STATES, agreement=agreement, costs=costs)
     return simulator
 
 
@@ -123,3 +123,18 @@ def test_no_step_is_larger_than_its_worker_takes(target_tokens: int, draft_token
     assert simulator.early_rows > 0
     for index in range(6):
         assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 5 + index), 30)
+
+
+def test_what_waits_for_a_prefill_is_not_taken_for_the_time_of_a_pass() -> None:
+    simulator = deployed(costs=Costs(1500, 1))  # a prefill outlasts the target's step
+    simulator.submit("r", prompt(1, 10), 60, 1)
+    simulator.submit("long", prompt(2, 90), 40, 1)
+    delayed = {True: set(), False: set()}
+    follows = False
+    while simulator.scheduler.has_work:
+        early, before = len(simulator.early), len(simulator.trace)
+        simulator.round()
+        if early:
+            delayed[follows].add(simulator.scheduler._timed[-1].was_delayed)
+        follows = any("follows" in line for line in simulator.trace[before:])
+    assert delayed == {True: {True}, False: {False}}
