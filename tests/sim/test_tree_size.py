@@ -127,10 +127,13 @@ def test_a_drafter_whose_trees_get_good_later_is_noticed() -> None:
 def test_rows_that_name_a_length_get_trees_where_they_pay() -> None:
     """Their lengths stay; without plain rounds too."""
     virtual = adaptive(1, cpu, wide(0.002), bushy(0.5), length=4)
-    virtual.run(300)
+    virtual.run(200)
+    for _ in range(100):
+        row = virtual._running[0]
+        room = 0 if virtual._ended(row) else row.draft_room  # the row that follows it catches up first
+        virtual.round()
+        assert virtual.lengths[-1] == [min(4, room)]
     assert share_of_trees(virtual, 100) > 0.8
-    asked = [max(lengths) for lengths in virtual.lengths[-100:]]
-    assert max(asked) == 4 == float(np.median(asked))  # less only where a text ends
     assert np.mean([max(asked) == 4 for asked in virtual.lengths[-100:]]) > 0.9
 
 
