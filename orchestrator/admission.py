@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from pilotfish.steps import require
 
 MAX_STOPS = 16
 MAX_DRAFT_LENGTH = 64
+MAX_SAMPLES = 128
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Asked:
     ignore_eos: bool = False
     acceptance: Rule | None = None
     draft_length: int | None = None
+    n: int | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,10 @@ class Defaults:
     max_tokens: int = 64
 
 
-def admit(request_id: str, prompt: list[int], asked: Asked, defaults: Defaults) -> Request:
-    """A request that is sound in itself; whether it fits the target is for the scheduler to say.
+def admit(
+    request_id: str, prompt: list[int], asked: Asked, defaults: Defaults, priority: int = 0
+) -> tuple[Request, ...]:
+    """One request for each sample, sound in itself; whether it fits the target is for the scheduler to say.
 
     Raises:
         InvalidArgumentError: naming field, value and limit.
@@ -64,7 +71,39 @@ def admit(request_id: str, prompt: list[int], asked: Asked, defaults: Defaults) 
         end_token_ids=ends,
     )
     _check_stops(asked.stop)
-    return Request(request_id, np.array(prompt, np.int32), params)
+    samples = _at_least("n", asked.n, 1, 1)
+    require(samples <= MAX_SAMPLES, "n", samples, f"must be at most {MAX_SAMPLES}")
+    tokens = np.array(prompt, np.int32)
+    return tuple(
+        Request(
+            f"{request_id}/{index}" if index else request_id,
+            tokens,
+            replace(params, seed=sample_seed(params.seed, index)),
+            priority,
+        )
+        for index in range(samples)
+    )
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Seed of one sample of several: that of the first is the request's own.
+
+    So a seeded request for one sample has the text of the first of many, and others have texts of their own.
+    """
+    if index == 0:
+        return seed
+    return int.from_bytes(blake2b(f"{seed} {index}".encode(), digest_size=8).digest(), "little")
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """Seconds that a request may take, None for ever.
+
+    Raises:
+        InvalidArgumentError: naming field, value and limit.
+    """
+    if timeout_s is None:
+        return None
+    return _number("timeout_s", timeout_s, 0.0, high=MAX_TIMEOUT_S, open_low=True)
 
 
 def _rule(asked: Asked, defaults: Defaults) -> Rule:

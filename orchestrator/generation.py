@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from orchestrator.admission import Asked, Defaults, admit
+from orchestrator.admission import Asked, Defaults, admit, check_timeout
 from orchestrator.core.requests import Request
 from orchestrator.loop import Loop
-from orchestrator.outputs import Finished, Output, Piece
+from orchestrator.outputs import Event, Events, Finished, Output, Prompt
 from orchestrator.tokenizer import Tokenizer
-from pilotfish.errors import NotFoundError
+from pilotfish.errors import DeadlineExceededError, NotFoundError, PilotfishError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,14 @@ class Ask:
     asked: Asked = field(default_factory=Asked)
     model: str = ""
     request_id: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
 
 
-class Answer(AsyncIterator[Piece | Finished]):
-    """The events of an ask, in order: pieces, then ``Finished``. Leaving it early releases all that it holds.
+class Answer(AsyncIterator[Event]):
+    """The events of an ask: its prompt if wanted, then for each sample pieces and ``Finished``, as they come.
+
+    Leaving it early releases all that it holds.
 
         async with generation.begin(ask) as answer:
             async for event in answer: ...
@@ -58,33 +62,47 @@ class Answer(AsyncIterator[Piece | Finished]):
         request_id: the client's, or made up.
         model: that answers.
         prompt_token_count: tokens of the prompt.
+        sample_count: events with an index below it follow.
     """
 
-    def __init__(self, loop: Loop, model: str, request: Request, output: Output) -> None:
-        self.request_id, self.model = request.id, model
-        self.prompt_token_count = len(request.prompt)
-        self._loop, self._request, self._output = loop, request, output
-        self._has_ended = False
+    def __init__(
+        self, loop: Loop, model: str, requests: Sequence[Request], events: Events, timeout_s: float | None
+    ) -> None:
+        self.request_id, self.model = requests[0].id, model
+        self.prompt_token_count = len(requests[0].prompt)
+        self._loop, self._requests, self._events = loop, requests, events
+        self.sample_count = self._running = len(requests)
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
 
-    async def __anext__(self) -> Piece | Finished:
+    async def __anext__(self) -> Event:
         """The next event.
 
         Raises:
-            PilotfishError: the request failed; nothing follows.
+            PilotfishError: a sample failed, or the deadline passed; nothing follows.
         """
-        if self._has_ended:
+        if not self._running:
             raise StopAsyncIteration
-        event = await self._output.next_event()
-        self._has_ended = isinstance(event, Finished)
+        event = await self._events.get()
+        self._running -= isinstance(event, Finished)
         return event
 
     async def __aenter__(self) -> Answer:
         return self
 
+    def _expire(self, timeout_s: float) -> None:
+        error = DeadlineExceededError(f"request {self.request_id!r} did not end within its timeout_s of {timeout_s:g}")
+        for request in self._requests:
+            self._loop.fail(request, error)
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.cancel(self._request)
+        if self._timer is not None:
+            self._timer.cancel()
+        for request in self._requests:
+            self._loop.cancel(request)
 
 
 class Generation:
@@ -122,7 +140,27 @@ class Generation:
         if ask.model not in ("", model):
             raise NotFoundError(f"model is {ask.model!r}; this server has {model!r}")
         request_id = ask.request_id or f"gen-{secrets.token_hex(8)}"
-        request = admit(request_id, list(ask.prompt), ask.asked, self._defaults)
-        output = Output(self._tokenizer.detokenizer(), ask.asked.stop)
-        self._loop.submit(request, output)
-        return Answer(self._loop, model, request, output)
+        requests = admit(request_id, list(ask.prompt), ask.asked, self._defaults, ask.priority)
+        timeout_s, events = check_timeout(ask.timeout_s), Events()
+        self._submit(requests, ask.asked.stop, events)
+        if ask.asked.echo:
+            events.put(self._prompt(ask.prompt))
+        return Answer(self._loop, model, requests, events, timeout_s)
+
+    def _submit(self, requests: Sequence[Request], stops: tuple[str, ...], events: Events) -> None:
+        """Queues all samples, or none."""
+        queued: list[Request] = []
+        try:
+            for index, request in enumerate(requests):
+                self._loop.submit(request, Output(self._tokenizer.detokenizer(), stops, events, index))
+                queued.append(request)
+        except PilotfishError:
+            for request in queued:
+                self._loop.cancel(request)
+            raise
+
+    def _prompt(self, token_ids: Sequence[int]) -> Prompt:
+        detokenizer = self._tokenizer.detokenizer()
+        texts = [detokenizer.push(token_id) for token_id in token_ids]
+        texts[-1] += detokenizer.finish()
+        return Prompt(tuple(texts), tuple(token_ids))

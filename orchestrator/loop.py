@@ -189,6 +189,13 @@ class Loop:
         self.scheduler.finish(request)
         self._outputs.pop(request, None)
 
+    def fail(self, request: Request, error: PilotfishError) -> None:
+        """Ends a request with an error; harmless if it has ended."""
+        output = self._outputs.get(request)
+        self.cancel(request)
+        if output is not None:
+            output.fail(error)
+
     # Workers
 
     def target_opened(self, stream: TargetStream) -> None:
@@ -196,7 +203,7 @@ class Loop:
         self.target = stream
         stream.on_answer = self._trace.worker("target", stream.address)
         for request in self.scheduler.target_opened(stream.grant):
-            self._fail(request, FailedPreconditionError("the target came back with too few pages for this request"))
+            self.fail(request, FailedPreconditionError("the target came back with too few pages for this request"))
         for address, error in self.scheduler.drafting.misfits().items():
             misfit = self.drafts[address]
             self.draft_lost(address, error)
@@ -383,7 +390,7 @@ class Loop:
             ended = output.push(run, times)
         except Exception as error:
             log.exception("request %s: its output failed", run.request.id)
-            self._fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
+            self.fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
             return
         if ended:
             self.cancel(run.request)
@@ -393,16 +400,10 @@ class Loop:
             if not row.is_round and row.request in self._outputs:
                 self._outputs[row.request].scheduled()
 
-    def _fail(self, request: Request, error: PilotfishError) -> None:
-        output = self._outputs.get(request)
-        self.cancel(request)
-        if output is not None:
-            output.fail(error)
-
     def fail_all(self, error: PilotfishError) -> None:
         """Ends every request with an error."""
         for request in list(self._outputs):
-            self._fail(request, error)
+            self.fail(request, error)
         self._runs.clear()
 
     def _give_up(self, reason: PilotfishError) -> None:

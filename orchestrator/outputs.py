@@ -15,36 +15,73 @@ from orchestrator.usage import RoundTimes, Usage, UsageMeter
 from pilotfish.errors import PilotfishError
 
 
-class Piece(NamedTuple):
-    """What one round added; fields as in generation.proto, the lists parallel."""
+class Prompt(NamedTuple):
+    """The prompt, for those who asked for it; fields as in generation.proto, parallel."""
+
+    token_texts: tuple[str, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one round added to one sample; fields as in generation.proto, the lists parallel."""
 
     token_texts: tuple[str, ...]
     token_ids: tuple[int, ...]
     kinds: tuple[TokenKind, ...]
     drafted: int
     times: RoundTimes
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a request that did not fail."""
+    """The end of a sample that did not fail."""
 
     reason: FinishReason
     usage: Usage
+    index: int = 0
+
+
+Event = Prompt | Piece | Finished
+
+
+class Events:
+    """The events of all samples of one ask, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event | PilotfishError] = asyncio.Queue()
+
+    def put(self, event: Event | PilotfishError) -> None:
+        """Adds an event, or the error that ended a sample."""
+        self._queue.put_nowait(event)
+
+    async def get(self) -> Event:
+        """The next event.
+
+        Raises:
+            PilotfishError: a sample failed.
+        """
+        event = await self._queue.get()
+        if isinstance(event, PilotfishError):
+            raise event
+        return event
 
 
 class Output:
-    """Turns a request's runs into events.
+    """Turns the runs of one sample into events.
 
     Args:
         detokenizer: fresh.
         stops: texts that end the completion.
+        events: where they go.
+        index: of the sample.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], events: Events, index: int = 0) -> None:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stops)
-        self._queue: asyncio.Queue[Piece | Finished | PilotfishError] = asyncio.Queue()
+        self._events, self._index = events, index
         self._meter = UsageMeter(time.perf_counter())
 
     def scheduled(self) -> None:
@@ -57,27 +94,16 @@ class Output:
         texts, stopped = self._texts(run)
         kept = len(texts)
         drafted = self._meter.add(run, kept, times, time.perf_counter())
-        self._queue.put_nowait(Piece(tuple(texts), run.token_ids[:kept], run.kinds[:kept], drafted, times))
+        self._events.put(Piece(tuple(texts), run.token_ids[:kept], run.kinds[:kept], drafted, times, self._index))
         reason = FinishReason.STOP if stopped else run.reason
         if reason is None:
             return False
-        self._queue.put_nowait(Finished(reason, self._meter.usage(run.request, time.perf_counter())))
+        self._events.put(Finished(reason, self._meter.usage(run.request, time.perf_counter()), self._index))
         return True
 
     def fail(self, error: PilotfishError) -> None:
         """Ends the request with an error."""
-        self._queue.put_nowait(error)
-
-    async def next_event(self) -> Piece | Finished:
-        """The next event; none follows ``Finished``.
-
-        Raises:
-            PilotfishError: the request failed.
-        """
-        event = await self._queue.get()
-        if isinstance(event, PilotfishError):
-            raise event
-        return event
+        self._events.put(error)
 
     def _texts(self, run: Run) -> tuple[list[str], bool]:
         """Text that became final with each token, up to the one that completes a stop text."""

@@ -12,7 +12,7 @@ import grpc
 from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
 from orchestrator.generation import Ask, Generation
-from orchestrator.outputs import Finished, Piece
+from orchestrator.outputs import Event, Finished, Prompt
 from orchestrator.usage import RoundTimes, Usage
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.rpc.status import streaming, unary
@@ -33,12 +33,17 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """See generation.proto."""
         prompt = await self._prompt(request)
-        ask = Ask(prompt, _asked(request.sampling), request.model, request.request_id)
+        ask = Ask(
+            prompt=prompt,
+            asked=_asked(request.sampling),
+            model=request.model,
+            request_id=request.request_id,
+            priority=request.priority,
+            timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
+        )
         async with self._generation.begin(ask) as answer:
-            started = pb.Started(
-                request_id=answer.request_id, model=answer.model, prompt_token_count=answer.prompt_token_count
-            )
-            yield pb.GenerateResponse(started=started)
+            names = ("request_id", "model", "prompt_token_count", "sample_count")
+            yield pb.GenerateResponse(started=pb.Started(**{name: getattr(answer, name) for name in names}))
             async for event in answer:
                 yield _response(event)
 
@@ -78,13 +83,18 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         ignore_eos=sampling.ignore_eos,
         acceptance=Rule(sampling.acceptance) if sampling.acceptance else None,
         draft_length=given("draft_length"),
+        n=given("n"),
+        echo=sampling.echo,
     )
 
 
-def _response(event: Piece | Finished) -> pb.GenerateResponse:
+def _response(event: Event) -> pb.GenerateResponse:
     if isinstance(event, Finished):
-        finished = pb.Finished(reason=int(event.reason), usage=_usage(event.usage))  # type: ignore[arg-type]
+        reason = int(event.reason)
+        finished = pb.Finished(reason=reason, usage=_usage(event.usage), index=event.index)  # type: ignore[arg-type]
         return pb.GenerateResponse(finished=finished)
+    if isinstance(event, Prompt):
+        return pb.GenerateResponse(prompt=pb.Prompt(token_texts=event.token_texts, token_ids=event.token_ids))
     return pb.GenerateResponse(
         piece=pb.Piece(
             token_texts=event.token_texts,
@@ -92,6 +102,7 @@ def _response(event: Piece | Finished) -> pb.GenerateResponse:
             kinds=event.kinds,  # type: ignore[arg-type]
             drafted=event.drafted,
             times=_times(event.times),
+            index=event.index,
         )
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pilotfish.client.aio import AsyncClient, AsyncStream
     from pilotfish.client.blocking import Client, Stream
     from pilotfish.client.params import SamplingParams
-    from pilotfish.client.results import Completion, Piece, RoundTimes, ServerInfo, Token, Usage
+    from pilotfish.client.results import Completion, Piece, Prompt, RoundTimes, ServerInfo, Token, Usage
     from pilotfish.errors import (
         AlreadyExistsError,
         DeadlineExceededError,
@@ -47,6 +47,7 @@ __all__ = [
     "OverloadedError",
     "Piece",
     "PilotfishError",
+    "Prompt",
     "RoundTimes",
     "SamplingParams",
     "ServerInfo",
@@ -63,7 +64,7 @@ _HOMES = {
     "Client": "client.blocking",
     "Stream": "client.blocking",
     "SamplingParams": "client.params",
-    **dict.fromkeys(("Completion", "Piece", "RoundTimes", "ServerInfo", "Token", "Usage"), "client.results"),
+    **dict.fromkeys(("Completion", "Piece", "Prompt", "RoundTimes", "ServerInfo", "Token", "Usage"), "client.results"),
 }
 
 

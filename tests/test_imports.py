@@ -61,6 +61,7 @@ COMPUTED = ("pilotfish", "pilotfish.cli.services")
 CORE = "orchestrator.core"
 CORE_MAY_IMPORT = (
     "__future__",
+    "bisect",
     "collections",
     "dataclasses",
     "enum",

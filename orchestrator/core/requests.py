@@ -122,6 +122,7 @@ class Request:
 
     Attributes:
         tokens: prompt and completion so far, i32[length], a view.
+        priority: lower goes first, whatever the arrival.
         arrival: grows from request to request, set when it is submitted.
         round_index: counts the target's answers to this row; part of the noise of its draws.
         target: place in the target's cache.
@@ -137,6 +138,7 @@ class Request:
     id: str
     prompt: Ints
     params: Params
+    priority: int = 0
     state: State = State.WAITING
     round_index: int = 0
     length: int = 0
@@ -162,6 +164,11 @@ class Request:
     @property
     def tokens(self) -> Ints:
         return self._buffer[: self.length]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What goes first is smaller; the largest is the first to be preempted."""
+        return self.priority, self.arrival
 
     @property
     def generated(self) -> int:

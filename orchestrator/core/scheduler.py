@@ -13,14 +13,15 @@ Pure: events in (submit, finish, opened, lost), plans out. One round is
     runs     = scheduler.accept(batch, result)
     scheduler.timed(...)                            what the round took, for draft lengths to come
 
-Continuous batching: rows join and leave at every round. Running rows come first, oldest first; what
-is left of the token budget goes to prefill chunks, and then to waiting requests. When pages run out
-the newest row is preempted: it gives its pages up and is prefilled again later.
+Continuous batching: rows join and leave at every round. Running rows come first; what is left of the token budget
+goes to prefill chunks, and then to waiting requests, each kind by priority and then by arrival. When pages run out the
+newest row of the lowest priority is preempted: it gives its pages up and is prefilled again later. A request that
+waits preempts nobody, whatever its priority.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -57,6 +58,8 @@ from pilotfish.steps import (
     require,
     require_range,
 )
+
+_ORDER = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,8 @@ class Scheduler:
 
     Attributes:
         drafting: the draft replicas and their steps.
-        rows: scheduled requests (prefill or running), oldest first.
-        waiting: the others, oldest first.
+        rows: scheduled requests (prefill or running), by ``Request.order``.
+        waiting: the others, by the same.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -172,7 +175,7 @@ class Scheduler:
         self.drafting = Drafting(limits.support_limit, limits.max_prefill_tokens)
         self.target: Target | None = None
         self.rows: list[Request] = []
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._lengths = DraftLengths(limits.sizes)
@@ -199,7 +202,7 @@ class Scheduler:
         request.arrival = self._arrivals
         request.tree_nodes = self.limits.tree_nodes or CHAINS
         self._requests[request.id] = request
-        self.waiting.append(request)
+        self._wait(request)
 
     def finish(self, request: Request) -> None:
         """Ends a request, wherever it stands, and releases all that it holds; harmless if it ended before."""
@@ -324,7 +327,7 @@ class Scheduler:
             budget -= self._plan_chunk(request, budget, prefills)
         while self.waiting and budget > 0 and not preempted and self._admit(self.waiting[0]):
             budget -= self._plan_chunk(self.rows[-1], budget, prefills)
-        self.rows.sort(key=attrgetter("arrival"))
+        self.rows.sort(key=_ORDER)
         return TargetPlan((*running, *prefills))
 
     def seal(self, plan: TargetPlan, proposals: Mapping[str, Proposal]) -> TargetBatch | None:
@@ -388,7 +391,7 @@ class Scheduler:
         plans, preempted = [], False
         for request in list(self.rows):
             if request.state is not State.RUNNING:
-                continue  # it prefills, or an older row has just preempted it
+                continue  # it prefills, or a row before it has just preempted it
             room = nodes.get(request.id, 0)
             cache = _cache(request)
             if not cache.try_reserve(request.length + room):  # rather no proposal than another row's work undone
@@ -410,7 +413,7 @@ class Scheduler:
         return max(count, 0)
 
     def _admit(self, request: Request) -> bool:
-        """Schedules the oldest waiting request if its pages fit beside everybody's worst case next round."""
+        """Schedules the first waiting request if its pages fit beside everybody's worst case next round."""
         assert self.target is not None
         if len(self.rows) >= min(self.limits.max_rows, self.target.grant.max_step_tokens):
             return False
@@ -424,7 +427,7 @@ class Scheduler:
         cache.reserve(slots)
         if request.cached_tokens is None:
             request.cached_tokens = cache.length
-        self.waiting.popleft()
+        del self.waiting[0]
         request.move(State.PREFILL)
         request.target = cache
         self.rows.append(request)
@@ -439,7 +442,10 @@ class Scheduler:
         request.drop_target()
         request.drop_draft()
         self.rows.remove(request)
-        self.waiting.appendleft(request)
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        insort(self.waiting, request, key=_ORDER)
 
     def _fits(self, request: Request, target: Target) -> bool:
         try:

@@ -24,6 +24,8 @@ _WANTED = {
     "ignore_eos": "True or False",
     "acceptance": "None, 'match', 'ratio' or 'block'",
     "draft_length": "None or an integer of 32 bits",
+    "n": "an integer of 32 bits",
+    "echo": "True or False",
 }
 
 
@@ -71,6 +73,12 @@ class SamplingParams:
     draft_length: int | None = None
     """Most draft tokens per round; 0 does without the draft. None: the server's."""
 
+    n: int = 1
+    """Completions of the same prompt, from 1 to 128; see ``Completion.samples``. The first is what it is alone."""
+
+    echo: bool = False
+    """Sends the prompt back; see ``Completion.prompt``."""
+
     def __post_init__(self) -> None:
         self.to_pb()
 
@@ -94,6 +102,6 @@ def _wire_value(name: str, value: Any) -> Any:
         return None if value is None else _RULES[value]
     if value is None and name not in ("seed", "draft_length"):
         raise TypeError(f"{name} may not be None")
-    if isinstance(value, bool) is not (name == "ignore_eos"):
+    if isinstance(value, bool) is not (name in ("ignore_eos", "echo")):
         raise TypeError("a truth value is no number, and a number no truth value")
     return value

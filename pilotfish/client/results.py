@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from pilotfish.errors import FailedPreconditionError, InternalError
@@ -50,13 +50,28 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """The prompt as the server read it."""
+
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...] = field(repr=False)
+    """Text of each token; special tokens have none."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.token_texts)
+
+
+@dataclass(frozen=True)
 class Piece:
-    """What one round added."""
+    """What one round added to one sample."""
 
     tokens: tuple[Token, ...]
     drafted: int
     """Draft tokens that were judged in the round."""
     times: RoundTimes
+    index: int = 0
+    """Which sample, from 0."""
 
     @property
     def text(self) -> str:
@@ -115,7 +130,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request."""
+    """A finished request; of several samples the first, which has the others."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -126,6 +141,17 @@ class Completion:
     model: str
     pieces: tuple[Piece, ...] = field(repr=False)
     """The completion, round by round."""
+    index: int = 0
+    """Which sample, from 0."""
+    others: tuple[Completion, ...] = ()
+    """The other samples of ``n``, by index."""
+    prompt: Prompt | None = None
+    """Where ``echo`` asked for it."""
+
+    @property
+    def samples(self) -> tuple[Completion, ...]:
+        """All samples, this one first."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True)
@@ -151,7 +177,7 @@ class ServerInfo:
 
 
 class Fold:
-    """Folds the events of one ``Generate`` call: started, then pieces, then finished.
+    """Folds the events of one ``Generate`` call: started, the prompt, then of each sample pieces and finished.
 
     Raises:
         InternalError: the server breaks that order or sends a value that the contract refuses.
@@ -159,45 +185,63 @@ class Fold:
 
     def __init__(self) -> None:
         self._started: pb.Started | None = None
-        self._pieces: list[Piece] = []
-        self._result: Completion | None = None
+        self._prompt: Prompt | None = None
+        self._pieces: dict[int, list[Piece]] = {}  # by sample
+        self._finished: dict[int, pb.Finished] = {}
 
     def add(self, response: pb.GenerateResponse) -> Piece | None:
         """Takes the next event; returns what a piece brought, None for the others."""
         event = response.WhichOneof("event")
         if event == "started" and self._started is None:
             self._started = response.started
+            self._pieces = {index: [] for index in range(max(response.started.sample_count, 1))}
             return None
-        if event == "piece" and self._started is not None and self._result is None:
-            self._pieces.append(_piece_from_pb(response.piece))
-            return self._pieces[-1]
-        if event == "finished" and self._started is not None and self._result is None:
-            self._result = self._completion(self._started, response.finished)
+        if event == "prompt" and self._started is not None and self._prompt is None:
+            self._prompt = _prompt_from_pb(response.prompt)
+            return None
+        if event == "piece" and self._is_open(response.piece.index):
+            piece = _piece_from_pb(response.piece)
+            self._pieces[piece.index].append(piece)
+            return piece
+        if event == "finished" and self._is_open(response.finished.index):
+            if response.finished.reason not in _REASONS:
+                raise InternalError(f"the server sent finish reason {response.finished.reason}")
+            self._finished[response.finished.index] = response.finished
             return None
         raise InternalError(f"the server sent event {event!r} out of order")
 
     def end(self) -> None:
         """The stream ended with status OK."""
-        if self._result is None:
+        if not self._is_complete:
             raise InternalError("the server ended the stream without `finished`")
 
     @property
     def result(self) -> Completion:
-        if self._result is None:
+        if self._started is None or not self._is_complete:
             raise FailedPreconditionError("the stream has no result before its end; read all its pieces first")
-        return self._result
+        others = tuple(self._completion(self._started, index) for index in range(1, len(self._pieces)))
+        return replace(self._completion(self._started, 0), others=others)
 
-    def _completion(self, started: pb.Started, finished: pb.Finished) -> Completion:
-        if finished.reason not in _REASONS:
-            raise InternalError(f"the server sent finish reason {finished.reason}")
+    @property
+    def _is_complete(self) -> bool:
+        return self._started is not None and self._finished.keys() == self._pieces.keys()
+
+    def _is_open(self, index: int) -> bool:
+        """Whether more may come of this sample."""
+        return index in self._pieces and index not in self._finished
+
+    def _completion(self, started: pb.Started, index: int) -> Completion:
+        pieces, finished = self._pieces[index], self._finished[index]
         return Completion(
-            text="".join(piece.text for piece in self._pieces),
-            token_ids=tuple(token_id for piece in self._pieces for token_id in piece.token_ids),
+            text="".join(piece.text for piece in pieces),
+            token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
             finish_reason=_REASONS[finished.reason],
             usage=_usage_from_pb(finished.usage),
             request_id=started.request_id,
             model=started.model,
-            pieces=tuple(self._pieces),
+            pieces=tuple(pieces),
+            index=index,
+            prompt=self._prompt,
         )
 
 
@@ -227,7 +271,13 @@ def _piece_from_pb(piece: pb.Piece) -> Piece:
         Token(token_id, text, _KINDS[kind])
         for token_id, text, kind in zip(piece.token_ids, piece.token_texts, piece.kinds, strict=True)
     )
-    return Piece(tokens, piece.drafted, _times_from_pb(piece.times))
+    return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index)
+
+
+def _prompt_from_pb(prompt: pb.Prompt) -> Prompt:
+    if len(prompt.token_ids) != len(prompt.token_texts):
+        raise InternalError(f"the server sent {len(prompt.token_ids)} token_ids with {len(prompt.token_texts)} texts")
+    return Prompt(tuple(prompt.token_ids), tuple(prompt.token_texts))
 
 
 def _usage_from_pb(usage: pb.Usage) -> Usage:

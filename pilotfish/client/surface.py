@@ -29,9 +29,10 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
     Arguments that all four calls share:
 
     - ``params``: how to sample and when to stop; None takes all defaults.
-    - ``timeout``: seconds for the whole call; None waits for ever.
+    - ``timeout``: seconds for the whole call; then the server releases all that it holds. None waits for ever.
     - ``model``: name of the model wanted; empty takes whichever is served.
     - ``request_id``: names the request in logs and errors; empty lets the server make one up.
+    - ``priority``: lower goes first; when memory runs out, the highest number waits.
 
     Args:
         address: ``host:port`` of an orchestrator.
@@ -48,9 +49,10 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         timeout: float | None = None,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
     ) -> CompletionT:
         """Continues a text or a sequence of token ids and returns the whole completion."""
-        return self._complete(prompt_request(prompt, params, model, request_id), require_timeout(timeout))
+        return self._complete(prompt_request(prompt, params, model, request_id, priority), require_timeout(timeout))
 
     def stream(
         self,
@@ -60,9 +62,10 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         timeout: float | None = None,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
     ) -> StreamT:
         """Like :meth:`generate`, piece by piece as rounds end."""
-        return self._open(prompt_request(prompt, params, model, request_id), require_timeout(timeout))
+        return self._open(prompt_request(prompt, params, model, request_id, priority), require_timeout(timeout))
 
     def chat(
         self,
@@ -72,9 +75,10 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         timeout: float | None = None,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
     ) -> CompletionT:
         """Answers a conversation, ``[{"role": "user", "content": "Hello"}]``, in the model's chat template."""
-        return self._complete(chat_request(messages, params, model, request_id), require_timeout(timeout))
+        return self._complete(chat_request(messages, params, model, request_id, priority), require_timeout(timeout))
 
     def chat_stream(
         self,
@@ -84,9 +88,10 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         timeout: float | None = None,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
     ) -> StreamT:
         """Like :meth:`chat`, piece by piece as rounds end."""
-        return self._open(chat_request(messages, params, model, request_id), require_timeout(timeout))
+        return self._open(chat_request(messages, params, model, request_id, priority), require_timeout(timeout))
 
     def server_info(self, *, timeout: float | None = None) -> InfoT:
         """What is served."""
@@ -102,9 +107,11 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
     def _info(self, timeout_s: float | None) -> InfoT: ...
 
 
-def prompt_request(prompt: Prompt, params: SamplingParams | None, model: str, request_id: str) -> pb.GenerateRequest:
+def prompt_request(
+    prompt: Prompt, params: SamplingParams | None, model: str, request_id: str, priority: int
+) -> pb.GenerateRequest:
     """The request for a text or token ids."""
-    request = _request(params, model, request_id)
+    request = _request(params, model, request_id, priority)
     try:
         if isinstance(prompt, str):
             request.text = prompt
@@ -122,10 +129,10 @@ def prompt_request(prompt: Prompt, params: SamplingParams | None, model: str, re
 
 
 def chat_request(
-    messages: ChatMessages, params: SamplingParams | None, model: str, request_id: str
+    messages: ChatMessages, params: SamplingParams | None, model: str, request_id: str, priority: int
 ) -> pb.GenerateRequest:
     """The request for a conversation."""
-    request = _request(params, model, request_id)
+    request = _request(params, model, request_id, priority)
     request.messages.SetInParent()
     if not isinstance(messages, Iterable):
         raise InvalidArgumentError(f"messages is {_brief(messages)}; it must be a sequence of mappings")
@@ -144,14 +151,16 @@ def chat_request(
     return request
 
 
-def _request(params: SamplingParams | None, model: str, request_id: str) -> pb.GenerateRequest:
+def _request(params: SamplingParams | None, model: str, request_id: str, priority: int) -> pb.GenerateRequest:
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidArgumentError(f"params is {_brief(params)}; it must be None or SamplingParams(...)")
     for name, value in (("model", model), ("request_id", request_id)):
         if not isinstance(value, str):
             raise InvalidArgumentError(f"{name} is {_brief(value)}; it must be a text")
+    if not (isinstance(priority, int) and -(2**31) <= priority < 2**31):
+        raise InvalidArgumentError(f"priority is {_brief(priority)}; it must be an integer of 32 bits")
     sampling = (params if params is not None else SamplingParams()).to_pb()
-    return pb.GenerateRequest(request_id=request_id, model=model, sampling=sampling)
+    return pb.GenerateRequest(request_id=request_id, model=model, sampling=sampling, priority=priority)
 
 
 def require_address(address: str) -> str:

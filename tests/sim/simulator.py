@@ -117,8 +117,9 @@ class Simulator:
     def submit(
         self, name: str, prompt: list[int], max_tokens: int, draft_length: int | None, **options: object
     ) -> Request:
+        priority = options.pop("priority", 0)
         params = Params(max_tokens=max_tokens, draft_length=draft_length, **options)  # type: ignore[arg-type]
-        request = Request(name, np.array(prompt, np.int32), params)
+        request = Request(name, np.array(prompt, np.int32), params, priority)  # type: ignore[arg-type]
         self.scheduler.submit(request)
         self.requests[name] = request
         self.texts[name], self.kinds[name] = [], ""
@@ -150,6 +151,8 @@ class Simulator:
         preempted = {name: request.preemptions for name, request in self.requests.items()}
         plan = self.scheduler.plan_target(asked)
         preempted = {name for name, request in self.requests.items() if request.preemptions > preempted[name]}
+        kept = max((row.order for row in self.scheduler.rows), default=None)
+        assert not preempted or kept is None or kept < min(self.requests[name].order for name in preempted)
         batch = self.scheduler.seal(plan, proposals)
         if batch is None:
             return
@@ -190,8 +193,9 @@ class Simulator:
             pool.check()
         assert all(row.state in (State.PREFILL, State.RUNNING) for row in scheduler.rows)
         assert all(row.state is State.WAITING and row.target is None for row in scheduler.waiting)
-        arrivals = [row.arrival for row in scheduler.waiting]
-        assert arrivals == sorted(arrivals), "the queue is out of order"
+        for rows in (scheduler.waiting, scheduler.rows):
+            orders = [row.order for row in rows]
+            assert orders == sorted(orders), "requests are out of order"
         if not scheduler.rows and not scheduler.waiting:
             assert all(pool.available == pool.page_count for pool in pools), "pages leaked"
 

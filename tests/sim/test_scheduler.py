@@ -100,6 +100,32 @@ def test_the_newest_row_is_preempted_and_the_queue_keeps_its_order() -> None:
     assert finishing == ["r0", "r1", "r2", "r3"]
 
 
+def test_the_queue_goes_by_priority_and_then_by_arrival() -> None:
+    simulator = Simulator(Limits(max_rows=1))
+    simulator.open_target(pages=32)
+    for name, priority in (("first", 5), ("late", 1), ("b", 0), ("c", 0), ("urgent", -3)):
+        simulator.submit(name, prompt(1, 8), 4, 0, priority=priority)
+        if name == "first":
+            simulator.round()  # it runs, and none that comes later takes its place
+    simulator.run()
+    finishing = [line.split()[0] for line in simulator.trace if "ends" in line]
+    assert finishing == ["first", "urgent", "b", "c", "late"]
+
+
+def test_the_newest_row_of_the_lowest_priority_is_preempted() -> None:
+    simulator = Simulator(page_size=4)
+    simulator.open_target(pages=12)
+    for index, priority in enumerate([2, 2, 0, 1]):
+        simulator.submit(f"r{index}", prompt(index, 8), 24, 0, priority=priority)
+    simulator.run()
+    finishing = [line.split()[0] for line in simulator.trace if "ends" in line]
+    assert finishing == ["r2", "r3", "r0", "r1"]
+    assert simulator.requests["r2"].preemptions == 0
+    assert simulator.requests["r1"].preemptions >= simulator.requests["r0"].preemptions > 0
+    for index in range(4):
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 8), 24)
+
+
 def test_a_prefix_in_the_cache_is_not_computed_again() -> None:
     simulator = Simulator(page_size=4)
     simulator.open_target(pages=32)
@@ -332,7 +358,9 @@ def test_a_replica_lost_in_the_middle_of_a_round_keeps_the_text(lost_after: str)
 lengths = st.one_of(st.none(), st.integers(0, 6))
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 30), lengths, st.integers(0, 3)),
+        st.tuples(
+            st.just("submit"), st.integers(1, 40), st.integers(1, 30), lengths, st.integers(0, 3), st.integers(-1, 1)
+        ),
         st.tuples(st.just("round"), st.integers(1, 4)),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("lose draft")),
@@ -356,8 +384,8 @@ def test_any_mix_of_events_leaves_sound_pools_and_exact_texts(
     names, replicas, cancelled = 0, 0, set()
     for operation, *arguments in operations:
         if operation == "submit":
-            length, max_tokens, draft_length, sampled = arguments
-            options = {"temperature": float(sampled > 0), "seed": sampled}
+            length, max_tokens, draft_length, sampled, priority = arguments
+            options = {"temperature": float(sampled > 0), "seed": sampled, "priority": priority}
             if sampled == 3:
                 options["rule"] = Rule.RATIO
             simulator.submit(f"r{names}", prompt(names % 5, length), max_tokens, draft_length, **options)

@@ -15,7 +15,7 @@ from pilotfish.v1 import generation_pb2 as pb
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    assert SamplingParams().to_pb() == pb.SamplingParams(max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0)
+    assert SamplingParams().to_pb() == pb.SamplingParams(max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0, n=1)
 
 
 def test_every_field_of_the_contract_is_sent() -> None:
@@ -31,6 +31,8 @@ def test_every_field_of_the_contract_is_sent() -> None:
         ignore_eos=True,
         acceptance="block",
         draft_length=0,
+        n=3,
+        echo=True,
     )
     message = pb.SamplingParams(
         max_tokens=1,
@@ -44,6 +46,8 @@ def test_every_field_of_the_contract_is_sent() -> None:
         ignore_eos=True,
         acceptance=pb.ACCEPTANCE_RULE_BLOCK,
         draft_length=0,
+        n=3,
+        echo=True,
     )
     assert params.to_pb() == message
     assert {field.name for field in dataclasses.fields(SamplingParams)} == {

@@ -1,0 +1,284 @@
+"""Fields of a request, honoured the same with and without speculation."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from deployment import Deployment
+
+from draft_svc.drafters.model import ModelDrafter
+from pilotfish import Client, SamplingParams
+from pilotfish.errors import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError
+from pilotfish.rpc.status import from_grpc
+from pilotfish.runtime.loading import LoadedModel
+from pilotfish.v1 import generation_pb2 as pb
+from pilotfish.v1.generation_pb2_grpc import GenerationServiceStub
+
+PROMPT = "The quick brown fox jumps over the lazy dog."
+MAX_LEN = 512  # of the tiny models
+
+
+@pytest.fixture(scope="module")
+def deployment(tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel) -> Iterator[Deployment]:
+    with Deployment(tiny_folder, tiny_target, (tiny_draft,)) as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def client(deployment: Deployment) -> Iterator[Client]:
+    with deployment.client() as client:
+        yield client
+
+
+def wait_until_idle(deployment: Deployment, timeout_s: float = 10) -> None:
+    """Until no request is left, and nothing is held; fails after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
+        assert time.monotonic() < deadline, "requests are still there"
+        time.sleep(0.01)
+    deployment.check_pools()
+
+
+def call(address: str, **fields: Any) -> list[pb.GenerateResponse]:
+    """The events of a bare call, in order; raises what the SDK would."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            return list(GenerationServiceStub(channel).Generate(pb.GenerateRequest(text=PROMPT, **fields)))
+        except grpc.RpcError as error:
+            raise from_grpc(error, address) from None
+
+
+# Samples
+
+
+def test_the_first_sample_is_the_request_alone_and_the_others_draw_for_themselves(
+    deployment: Deployment, client: Client
+) -> None:
+    def params(**fields: Any) -> SamplingParams:
+        return SamplingParams(max_tokens=20, temperature=1.0, seed=7, ignore_eos=True, **fields)
+
+    alone = client.generate(PROMPT, params())
+    several = client.generate(PROMPT, params(n=4))
+    assert [sample.index for sample in several.samples] == [0, 1, 2, 3]
+    assert several.token_ids == alone.token_ids
+    assert len({sample.token_ids for sample in several.samples}) == 4
+    again = client.generate(PROMPT, params(n=3, draft_length=0))
+    assert [sample.token_ids for sample in again.samples] == [s.token_ids for s in several.samples[:3]]
+    for sample in several.samples:
+        assert sample.usage.completion_tokens == len(sample.token_ids) == 20
+        assert "".join(piece.text for piece in sample.pieces) == sample.text
+        assert all(piece.index == sample.index for piece in sample.pieces)
+    wait_until_idle(deployment)
+
+
+def test_unseeded_samples_differ_and_greedy_ones_do_not(client: Client) -> None:
+    drawn = client.generate(PROMPT, SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True, n=5))
+    assert len({sample.token_ids for sample in drawn.samples}) == 5
+    greedy = client.generate(PROMPT, SamplingParams(max_tokens=20, n=2))
+    assert greedy.token_ids == greedy.others[0].token_ids
+
+
+def test_a_stream_of_samples_says_whose_each_piece_is(client: Client) -> None:
+    with client.stream(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True, n=2)) as stream:
+        pieces = list(stream)
+    for sample in stream.result.samples:
+        assert sample.pieces == tuple(piece for piece in pieces if piece.index == sample.index)
+
+
+def test_all_samples_are_queued_or_none(deployment: Deployment, client: Client) -> None:
+    with client.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True), request_id="x/1") as other:
+        next(other)
+        with pytest.raises(AlreadyExistsError, match="'x/1' is running"):
+            client.generate(PROMPT, SamplingParams(n=3), request_id="x")
+        assert deployment.look(lambda scheduler: len(scheduler.rows) + len(scheduler.waiting)) == 1
+    wait_until_idle(deployment)
+
+
+@pytest.mark.parametrize(("n", "message"), [(0, "n is 0; must be at least 1"), (129, "n is 129; must be at most 128")])
+def test_how_many_samples_there_may_be(n: int, message: str, client: Client) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.generate(PROMPT, SamplingParams(n=n))
+
+
+# Seeds
+
+
+def test_unseeded_requests_differ_and_a_seed_is_one_text_alone_and_in_a_batch(client: Client) -> None:
+    def text(seed: int | None) -> tuple[int, ...]:
+        params = SamplingParams(max_tokens=16, temperature=1.0, seed=seed, ignore_eos=True)
+        return client.generate(PROMPT, params).token_ids
+
+    with ThreadPoolExecutor(20) as pool:
+        assert len(set(pool.map(text, [None] * 20))) == 20
+        alone = text(42)
+        together = list(pool.map(text, [None, 1, 42, 2, None, 42, 3, None]))
+    assert together[2] == together[5] == alone
+
+
+# Prompt
+
+
+def test_echo_sends_the_prompt_back(client: Client, tiny_folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(tiny_folder / "tokenizer.json")).encode(PROMPT).ids
+    echoed = client.generate(PROMPT, SamplingParams(max_tokens=4, echo=True, n=2))
+    assert echoed.prompt is not None
+    assert echoed.prompt.text == PROMPT
+    assert list(echoed.prompt.token_ids) == ids
+    assert echoed.text == client.generate(PROMPT, SamplingParams(max_tokens=4)).text
+    assert client.generate(PROMPT, SamplingParams(max_tokens=4)).prompt is None
+
+
+# Priority and deadline
+
+
+def test_priority_reaches_the_scheduler(deployment: Deployment, client: Client) -> None:
+    with client.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True), priority=-3) as stream:
+        next(stream)
+        assert deployment.look(lambda scheduler: [row.priority for row in scheduler.rows]) == [-3]
+    wait_until_idle(deployment)
+
+
+def test_a_request_past_its_deadline_ends_and_releases_everything(deployment: Deployment) -> None:
+    sampling = pb.SamplingParams(max_tokens=400, ignore_eos=True, n=2)
+    with pytest.raises(DeadlineExceededError, match=r"request 'slow' did not end within its timeout_s of 0\.05"):
+        call(deployment.address, sampling=sampling, timeout_s=0.05, request_id="slow")
+    wait_until_idle(deployment)
+
+
+def test_a_request_that_waits_has_its_deadline_too(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    with Deployment(tiny_folder, tiny_target, max_rows=1) as deployment, deployment.client() as client:
+        with client.stream(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True)) as first:
+            next(first)
+            with pytest.raises(DeadlineExceededError, match="timeout_s"):
+                call(deployment.address, timeout_s=0.02)
+            next(first)
+        wait_until_idle(deployment)
+
+
+def test_a_deadline_in_time_changes_nothing(deployment: Deployment, client: Client) -> None:
+    events = call(deployment.address, sampling=pb.SamplingParams(max_tokens=8), timeout_s=600)
+    text = "".join(text for event in events for text in event.piece.token_texts)
+    assert text == client.generate(PROMPT, SamplingParams(max_tokens=8)).text
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), 1e9])
+def test_what_is_no_deadline_is_refused(timeout_s: float, deployment: Deployment) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"timeout_s is .*; must be in \(0, 604800\]"):
+        call(deployment.address, timeout_s=timeout_s)
+
+
+# Ends inside a round
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+@pytest.mark.parametrize("draft_length", [0, 2, 4, 8])
+def test_a_run_ends_at_its_stop_token_or_budget_and_nothing_follows(
+    rule: Any, draft_length: int, tiny_folder: Path, tiny_target: LoadedModel
+) -> None:
+    """The target drafts for itself, so that runs of draft_length + 1 are accepted, with the end inside."""
+    with Deployment(tiny_folder, tiny_target, (tiny_target,)) as deployment, deployment.client() as client:
+
+        def generate(**fields: Any) -> Any:
+            return client.generate(PROMPT, SamplingParams(draft_length=draft_length, acceptance=rule, **fields))
+
+        whole = generate(max_tokens=24, ignore_eos=True).token_ids
+        place = next(at for at in range(2, 24) if whole.index(whole[at]) == at)  # a token that is new there
+        for budget in (place + 1, place + 2, place + 3):
+            stopped = generate(max_tokens=budget, ignore_eos=True, stop_token_ids=(whole[place],))
+            assert stopped.token_ids == whole[: place + 1]
+            assert stopped.finish_reason == "stop"  # on the last place that the budget allows too
+            assert stopped.usage.completion_tokens == place + 1
+        for budget in range(1, 12):
+            cut = generate(max_tokens=budget, ignore_eos=True)
+            assert cut.token_ids == whole[:budget]
+            assert cut.finish_reason == "length"
+        wait_until_idle(deployment)
+
+
+# Ends of contexts
+
+
+@pytest.mark.parametrize("pages", [128, 34])
+def test_prompts_up_to_the_end_of_the_context(pages: int, tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    """Of max_len - j tokens, for every j that a proposal reaches; with 34 pages there is room for one at a time."""
+    draft_length, generator = 4, random.Random(1)
+    prompt = [generator.randrange(4, 280) for _ in range(MAX_LEN)]
+    with Deployment(tiny_folder, tiny_target, (tiny_target,), pages=pages) as deployment:
+        with deployment.client() as client, ThreadPoolExecutor(2) as pool:
+
+            def generate(j: int, length: int = draft_length) -> tuple[int, ...]:
+                params = SamplingParams(max_tokens=j, ignore_eos=True, draft_length=length)
+                return client.generate(prompt[: MAX_LEN - j], params).token_ids
+
+            with pytest.raises(InvalidArgumentError, match="prompt is 512 tokens; at most 511 fit"):
+                client.generate(prompt)
+            reaches = range(1, draft_length + 3)
+            plain = {j: generate(j, 0) for j in reaches}
+            assert [len(plain[j]) for j in reaches] == list(reaches)
+            for j, text in zip([*reaches, *reaches], pool.map(generate, [*reaches, *reaches]), strict=True):
+                assert text == plain[j]
+            with pytest.raises(InvalidArgumentError, match="max_tokens is 6; at most 5 fit after a prompt of 507"):
+                client.generate(prompt[: MAX_LEN - 5], SamplingParams(max_tokens=6))
+        wait_until_idle(deployment)
+
+
+def test_rows_that_fill_their_context_after_a_preemption(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    """Two rows that grow to the very end, in pages for little more than one."""
+    generator = random.Random(2)
+    prompts = [[generator.randrange(4, 280) for _ in range(MAX_LEN - 60)] for _ in range(2)]
+    params = SamplingParams(max_tokens=60, ignore_eos=True, draft_length=4)
+    with Deployment(tiny_folder, tiny_target) as deployment, deployment.client() as client:
+        plain = [client.generate(prompt, params).token_ids for prompt in prompts]
+    with Deployment(tiny_folder, tiny_target, (tiny_target,), pages=122, page_size=8) as deployment:
+        with deployment.client() as client, ThreadPoolExecutor(2) as pool:
+            together = list(pool.map(lambda prompt: client.generate(prompt, params), prompts))
+        assert [each.token_ids for each in together] == plain
+        assert sum(each.usage.preemptions for each in together) > 0
+        wait_until_idle(deployment)
+
+
+def test_a_draft_with_a_shorter_context_drafts_as_far_as_it_reaches(
+    tiny_folder: Path, tiny_target: LoadedModel
+) -> None:
+    short = ModelDrafter(tiny_target, pages=256, max_len=96)
+    params = SamplingParams(max_tokens=120, ignore_eos=True, draft_length=4)
+    with Deployment(tiny_folder, tiny_target) as deployment, deployment.client() as client:
+        plain = client.generate(PROMPT, params).token_ids
+    with Deployment(tiny_folder, tiny_target, (short,)) as deployment, deployment.client() as client:
+        answer = client.generate(PROMPT, params)
+        assert answer.token_ids == plain
+        reached, drafted = answer.usage.prompt_tokens, []
+        for piece in answer.pieces:
+            drafted.append((reached, piece.drafted))
+            reached += len(piece.tokens)
+        assert any(count for at, count in drafted if at < 80)
+        assert not any(count for at, count in drafted if at > 96)
+        longer = client.generate(PROMPT * 4, SamplingParams(max_tokens=10, ignore_eos=True))
+        assert longer.usage.drafted == 0
+        wait_until_idle(deployment)
+
+
+# Leaving
+
+
+def test_a_disconnect_at_any_token_frees_the_row_in_every_pool(deployment: Deployment, client: Client) -> None:
+    generator = random.Random(3)
+
+    def leave(_: int) -> None:
+        n, after = generator.choice([1, 1, 3]), generator.randrange(0, 30)
+        with client.stream(PROMPT, SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True, n=n)) as stream:
+            for _ in range(after):
+                next(stream)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(leave, range(16)))
+    wait_until_idle(deployment)
