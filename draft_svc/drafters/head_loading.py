@@ -140,8 +140,19 @@ def _add_from_target(
 
 
 def of_target(target: Path, names: Sequence[str], config: ModelConfig) -> dict[str, Tensor]:
-    """The target's embeddings or output layer, by our names, [vocab, hidden] of ``config`` each."""
-    is_tied = read_json(target, "config.json").get("tie_word_embeddings") is True
+    """The target's embeddings or output layer, by our names, [vocab, hidden] of ``config`` each.
+
+    Raises:
+        InvalidArgumentError: if the target has other sizes than the head.
+    """
+    values = read_json(target, "config.json")
+    for key, own in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size)):
+        if values.get(key, own) != own:
+            raise InvalidArgumentError(
+                f"{key} is {own} in the head's config.json and {values[key]} in that of {target}; it was made for "
+                "another target"
+            )
+    is_tied = values.get("tie_word_embeddings") is True
     stored_names = {EMBEDDINGS: runtime.EMBEDDINGS, HEAD: runtime.EMBEDDINGS if is_tied else runtime.HEAD}
     shape = (config.vocab_size, config.hidden_size)
     stored = runtime.read_tensors(target, {stored_names[name]: shape for name in names})
@@ -152,7 +163,7 @@ def read_tensors(folder: Path, names: set[str]) -> dict[str, Tensor]:
     """The tensors of these names, wherever in the folder's files they lie, and no others.
 
     Raises:
-        InvalidArgumentError: if one is missing.
+        InvalidArgumentError: if one is missing, or is a weight or bias that is not stored in floats of 16 bits or more.
     """
     found: dict[str, Tensor] = {}
     for path in tensor_files(folder):
@@ -165,8 +176,11 @@ def read_tensors(folder: Path, names: set[str]) -> dict[str, Tensor]:
     if missing := sorted(names - found.keys()):
         raise InvalidArgumentError(f"{folder} lacks {', '.join(missing)}")
     for name, tensor in found.items():
-        if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
-            raise InvalidArgumentError(f"{folder}: {name} is stored as {tensor.dtype}; known are {_FLOATS}")
+        if name.endswith((".weight", ".bias")) and tensor.dtype not in _FLOATS:
+            raise InvalidArgumentError(
+                f"{folder}: {name} is stored as {tensor.dtype}; weights must be floats of 16 bits or more; convert "
+                "them first"
+            )
     return found
 
 

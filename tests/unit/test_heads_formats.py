@@ -338,7 +338,25 @@ def test_embeddings_of_another_width_are_refused(tmp_path: Path) -> None:
     target = make_tiny_llama(tmp_path / "wide", hidden_size=96)
     folder = FORMATS["eagle"].write(tmp_path / "head")
     config = DraftConfig(model=folder, target_model=target, device="cpu", pages=4)
-    with pytest.raises(InvalidArgumentError, match=r"weight has shape \(280, 96\)"):
+    with pytest.raises(InvalidArgumentError, match=r"hidden_size is 64 in the head's config\.json and 96 in that of"):
+        create_drafter(config)
+
+
+def test_a_vocabulary_of_another_size_is_refused(target_folder: Path, tmp_path: Path) -> None:
+    written = FORMATS["eagle"]
+    folder = replace(written, config=written.config | {"vocab_size": 281}).write(tmp_path)
+    config = DraftConfig(model=folder, target_model=target_folder, device="cpu", pages=4)
+    with pytest.raises(InvalidArgumentError, match=r"vocab_size is 281 in the head's config\.json and 280 in that of"):
+        create_drafter(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_in_anything_but_floats_are_refused(dtype: torch.dtype, target_folder: Path, tmp_path: Path) -> None:
+    folder = FORMATS["eagle"].write(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"fc.weight": tensors["fc.weight"].to(dtype)}, folder / "model.safetensors")
+    config = DraftConfig(model=folder, target_model=target_folder, device="cpu", pages=4)
+    with pytest.raises(InvalidArgumentError, match=rf"fc\.weight is stored as {dtype}; weights must be floats"):
         create_drafter(config)
 
 
