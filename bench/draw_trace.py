@@ -24,7 +24,7 @@ SHORTEST_NAMED = 0.07  # of the picture's width
 
 @dataclass(frozen=True)
 class Span:
-    """Milliseconds since the first round that is drawn."""
+    """Times in milliseconds since the first round that is drawn began."""
 
     lane: str
     name: str
@@ -42,39 +42,61 @@ def main() -> None:
     parser.add_argument("trace", type=Path, help="file that --trace wrote")
     parser.add_argument("--skip", type=int, default=20, help="rounds before the first that is drawn (20)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds to draw (2)")
+    parser.add_argument(
+        "--window",
+        type=float,
+        nargs=2,
+        metavar=("BEGIN", "END"),
+        help="milliseconds from where the first round begins (all rounds)",
+    )
     parser.add_argument("--out", type=Path, default=Path("round.svg"), help="file to write (round.svg)")
     arguments = parser.parse_args()
     events = [event for event in json.loads(arguments.trace.read_text(encoding="utf-8")) if event]
     rounds = sorted(event["ts"] for event in events if event["name"] == "round")[arguments.skip :]
     if len(rounds) <= arguments.rounds:
         raise SystemExit(f"{arguments.trace} has no {arguments.rounds} rounds after the first {arguments.skip}")
-    bounds = rounds[: arguments.rounds + 1]
-    arguments.out.write_text(draw(spans(events, bounds), [(ts - bounds[0]) / 1e3 for ts in bounds]), encoding="utf-8")
+    origin = rounds[0]
+    bounds = [(ts - origin) / 1e3 for ts in rounds[: arguments.rounds + 1]]
+    window = arguments.window or (0.0, bounds[-1])
+    if window[0] >= window[1]:
+        raise SystemExit(f"--window is {window[0]:g} {window[1]:g}; BEGIN must come before END")
+    arguments.out.write_text(draw(spans(events, origin, *window), bounds, *window), encoding="utf-8")
     print(f"wrote {arguments.out}")
 
 
-def spans(events: list[dict[str, Any]], bounds: list[float]) -> list[Span]:
-    """What happened between the first and the last of ``bounds``, cut there."""
+def spans(events: list[dict[str, Any]], origin: float, first: float, last: float) -> list[Span]:
+    """What happened between two times, cut there.
+
+    Args:
+        events: of the trace.
+        origin: its time at which the first round begins, in microseconds.
+        first, last: milliseconds from there.
+    """
     processes = {event["pid"]: event["args"]["name"].split()[0] for event in events if event["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     steps = {(e["pid"], e["id"]): e["ts"] for e in events if e["ph"] == "b"}
     found = []
     for event in events:
         if event["ph"] == "e" and event["cat"] == "step":  # the target also answers reads of features, beside steps
-            name, begin, end = UNDER_WAY, steps[event["pid"], event["id"]], event["ts"]
+            name, began, ended = UNDER_WAY, steps[event["pid"], event["id"]], event["ts"]
         elif event["ph"] == "X" and threads[event["pid"], event["tid"]] in ("work", "model"):
-            name, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
+            name, began, ended = event["name"], event["ts"], event["ts"] + event["dur"]
         else:
             continue
-        begin, end = max(begin, bounds[0]), min(end, bounds[-1])
+        begin, end = max((began - origin) / 1e3, first), min((ended - origin) / 1e3, last)
         if begin < end:
-            lane = f"{processes[event['pid']]} {event['pid']}"
-            found.append(Span(lane, name, (begin - bounds[0]) / 1e3, (end - bounds[0]) / 1e3))
+            found.append(Span(f"{processes[event['pid']]} {event['pid']}", name, begin, end))
     return found
 
 
-def draw(found: list[Span], bounds: list[float]) -> str:
-    """The picture as an SVG file."""
+def draw(found: list[Span], bounds: list[float], first: float, last: float) -> str:
+    """The picture as an SVG file.
+
+    Args:
+        found: what to draw.
+        bounds: where rounds begin.
+        first, last: ends of the picture; all in milliseconds.
+    """
     kinds = ["draft", "orchestrator", "target"]
     lanes = sorted({span.lane for span in found}, key=lambda lane: (kinds.index(lane.split()[0]), lane))
     steps = [span for span in found if span.name == UNDER_WAY]
@@ -89,13 +111,13 @@ def draw(found: list[Span], bounds: list[float]) -> str:
         for span in (span for span in found if span.name != UNDER_WAY):
             length, lane = span.end - span.begin, lanes.index(span.lane)
             axes.barh(lane, length, left=span.begin, height=0.6, color=_colour(span, steps))
-            if length > SHORTEST_NAMED * bounds[-1]:
+            if length > SHORTEST_NAMED * (last - first):
                 axes.annotate(span.name, (span.begin + length / 2, lane), ha="center", va="center", color="#ffffff")
         for label, colour in (("orchestrator, while a worker has a step", HIDDEN), ("while none has", EXPOSED)):
             axes.barh(0, 0, color=colour, label=label)
         axes.set_yticks(range(len(lanes)), [lane.split()[0] for lane in lanes])
         axes.set_ylim(len(lanes) - 0.5, -0.5)
-        axes.set_xlim(0, bounds[-1])
+        axes.set_xlim(first, last)
         axes.set_xlabel("milliseconds")
         axes.grid(visible=False, axis="y")
         figure.legend(loc="outside upper left", ncols=2, handlelength=1.0, columnspacing=1.4)
