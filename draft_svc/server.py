@@ -52,7 +52,8 @@ class DraftConfig(WorkerConfig):
     """Address to serve on, HOST:PORT; port 0 takes a free one."""
 
     tree_width: int = Field(8, ge=0, le=64)
-    """Most nodes that a head runs per level of a tree, and children of each that it looks at. 0 drafts chains only."""
+    """Most nodes that a head runs per level of a tree, and children of each that it looks at. 0 drafts chains only.
+    Not beside --tree, whose file says it."""
 
     tree: Path | None = None
     """JSON list of paths of ranks, as EAGLE-1 and Medusa publish them: the shape of all trees. Left out: trees grow to

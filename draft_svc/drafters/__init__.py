@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draft_svc.server import DraftConfig
 
 
-_OF_HEADS = ("h_source", "feedback", "aux_layers", "tree")  # settings
+_OF_HEADS = ("h_source", "feedback", "aux_layers", "tree", "tree_width")  # settings
 
 
 @dataclass(frozen=True, slots=True)

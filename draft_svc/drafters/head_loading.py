@@ -19,7 +19,7 @@ from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, MASK, OFFSETS
 from draft_svc.drafters.heads import FeatureDrafter, Parts
 from draft_svc.drafters.kinds import describe, target_folder_of
 from draft_svc.drafters.pair_head import PairSpec
-from draft_svc.drafters.tree_shapes import read_shape
+from draft_svc.drafters.tree_shapes import Shape, read_shape
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime import weights as runtime
 from pilotfish.runtime.allocation import returned_when_freed
@@ -51,6 +51,7 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
     """
     if config.layers is not None:
         raise InvalidArgumentError(f"layers is {config.layers}; a head runs whole, leave it out")
+    shape = tree_shape(config)
     checkpoint = Checkpoint.read(folder)
     spec = describe(folder, config.target_model, config.switches(), kind)
     assert spec is not None
@@ -87,8 +88,16 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
         pages=config.pages,
         page_size=config.page_size,
         tree_width=config.tree_width,
-        shape=None if config.tree is None else read_shape(config.tree),
+        shape=shape,
     )
+
+
+def tree_shape(config: DraftConfig) -> Shape | None:
+    """The shape of all trees, if one is given; its widths then are those of the trees."""
+    if config.tree is None:
+        return None
+    config.refuse("the file of tree says how wide trees are", "tree_width")
+    return read_shape(config.tree)
 
 
 def model_id(config: DraftConfig, folder: Path) -> str:

@@ -10,12 +10,19 @@ from torch import Tensor
 
 from draft_svc.drafters import medusa
 from draft_svc.drafters.checkpoint import Checkpoint
-from draft_svc.drafters.head_loading import drafter_hash, folder_with, model_id, of_target, read_tensors, require_ids
+from draft_svc.drafters.head_loading import (
+    drafter_hash,
+    folder_with,
+    model_id,
+    of_target,
+    read_tensors,
+    require_ids,
+    tree_shape,
+)
 from draft_svc.drafters.head_spec import HEAD
 from draft_svc.drafters.kinds import sizes_of, target_folder_of
 from draft_svc.drafters.medusa import TOKEN_MAP, MedusaSpec
 from draft_svc.drafters.medusa_drafter import MedusaDrafter, MedusaHeads
-from draft_svc.drafters.tree_shapes import read_shape
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.allocation import returned_when_freed
 from pilotfish.runtime.grants import ModelInfo
@@ -38,6 +45,7 @@ def load_medusa(config: DraftConfig, folder: Path) -> MedusaDrafter:
     if config.layers is not None:
         raise InvalidArgumentError(f"layers is {config.layers}; a head runs whole, leave it out")
     config.switches().refuse("Medusa", "h_source", "feedback", "aux_layers")
+    shape = tree_shape(config)
     checkpoint = Checkpoint.read(folder)
     target = target_folder_of(checkpoint, config.target_model)
     if target is None:
@@ -66,7 +74,7 @@ def load_medusa(config: DraftConfig, folder: Path) -> MedusaDrafter:
         dtype=kernels.activations,
         device=device,
         tree_width=config.tree_width,
-        shape=None if config.tree is None else read_shape(config.tree),
+        shape=shape,
     )
 
 

@@ -321,6 +321,8 @@ def test_a_draft_vocabulary_that_contradicts_itself_is_refused(
         (r"max_len is 4096; the model holds rows of 1 to 512", {"max_len": 4096}),
         (r"holds no projection of an MTP head", {"drafter": "mtp", "model": "eagle"}),
         (r"feedback is given, but a language model has no", {"drafter": "model", "feedback": "pre_norm"}),
+        (r"tree_width is given, but a language model has no", {"drafter": "model", "tree_width": 4}),
+        (r"tree_width is given, but the file of tree says", {"tree": "shape.json", "tree_width": 4}),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
