@@ -46,8 +46,8 @@ def up(
         str | None,
         typer.Option(
             metavar="MODEL|HEAD|none",
-            help="Small model of the same tokenizer, or a head made for the target: MTP, EAGLE, EAGLE-3, Medusa. Left "
-            "out: on a CPU the target itself, in int8.",
+            help="Small model of the same tokenizer, or a head made for the target: MTP, EAGLE, EAGLE-3, Medusa; "
+            "`smollm2-mtp` comes with the package. Left out: on a CPU the target itself, in int8.",
         ),
     ] = None,
     draft_layers: Annotated[
@@ -70,7 +70,7 @@ def up(
         typer.Option(
             metavar="auto|N|off",
             callback=_checked_tree,
-            help="Draft tokens of a tree, from drafts that grow trees. auto chooses by what pays; off drafts chains.",
+            help="Draft tokens of a tree, where a head drafts. auto chooses by what pays; off drafts chains.",
         ),
     ] = "auto",
     replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Draft processes.")] = 1,
@@ -105,6 +105,7 @@ def up(
 
     [dim]$ pilotfish up[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-small-model[/]
+    [dim]$ pilotfish up --draft smollm2-mtp --draft-tree off[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-eagle3-head[/]
     [dim]$ pilotfish up --target smollm2 --draft none[/]
     [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
