@@ -232,17 +232,17 @@ def test_prompts_up_to_the_end_of_the_context(pages: int, tiny_folder: Path, tin
 
 
 def test_rows_that_fill_their_context_after_a_preemption(tiny_folder: Path, tiny_target: LoadedModel) -> None:
-    """Two rows that grow to the very end, in pages for little more than one."""
+    """Two rows that come together and grow to the very end, in pages for little more than one."""
     generator = random.Random(2)
-    prompts = [[generator.randrange(4, 280) for _ in range(MAX_LEN - 60)] for _ in range(2)]
-    params = SamplingParams(max_tokens=60, ignore_eos=True, draft_length=4)
+    prompt = [generator.randrange(4, 280) for _ in range(MAX_LEN - 60)]
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=3, ignore_eos=True, draft_length=4, n=2)
     with Deployment(tiny_folder, tiny_target) as deployment, deployment.client() as client:
-        plain = [client.generate(prompt, params).token_ids for prompt in prompts]
-    with Deployment(tiny_folder, tiny_target, (tiny_target,), pages=122, page_size=8) as deployment:
-        with deployment.client() as client, ThreadPoolExecutor(2) as pool:
-            together = list(pool.map(lambda prompt: client.generate(prompt, params), prompts))
-        assert [each.token_ids for each in together] == plain
-        assert sum(each.usage.preemptions for each in together) > 0
+        plain = client.generate(prompt, params)
+    with Deployment(tiny_folder, tiny_target, (tiny_target,), pages=118, page_size=8) as deployment:
+        with deployment.client() as client:
+            narrow = client.generate(prompt, params)
+        assert [sample.token_ids for sample in narrow.samples] == [sample.token_ids for sample in plain.samples]
+        assert sum(sample.usage.preemptions for sample in narrow.samples) > 0
         wait_until_idle(deployment)
 
 
