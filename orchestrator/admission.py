@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
 
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import Params, Request
+from orchestrator.core.shaping import Shaping
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.steps import require
 
@@ -18,6 +20,9 @@ MAX_STOPS = 16
 MAX_DRAFT_LENGTH = 64
 MAX_SAMPLES = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
+MAX_BIASES = 1024
+MAX_ALLOWED = 4096
+BAN = -100.0  # as logit_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,13 @@ class Asked:
     draft_length: int | None = None
     n: int | None = None
     echo: bool = False
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +71,9 @@ def admit(
     """
     require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
     ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
+    max_tokens = _at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
     params = Params(
-        max_tokens=_at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1),
+        max_tokens=max_tokens,
         temperature=_number("temperature", asked.temperature, 0.0),
         top_k=_at_least("top_k", asked.top_k, 0, 0),
         top_p=_number("top_p", asked.top_p, 1.0, high=1.0, open_low=True),
@@ -69,6 +82,7 @@ def admit(
         rule=_rule(asked, defaults),
         draft_length=_draft_length(asked, defaults),
         end_token_ids=ends,
+        shaping=_shaping(asked, max_tokens),
     )
     _check_stops(asked.stop)
     samples = _at_least("n", asked.n, 1, 1)
@@ -106,6 +120,33 @@ def check_timeout(timeout_s: float | None) -> float | None:
     return _number("timeout_s", timeout_s, 0.0, high=MAX_TIMEOUT_S, open_low=True)
 
 
+def _shaping(asked: Asked, max_tokens: int) -> Shaping:
+    allowed, low = asked.allowed_token_ids, _at_least("min_tokens", asked.min_tokens, 0, 0)
+    require(low <= max_tokens, "min_tokens", low, f"must be at most max_tokens, which is {max_tokens}")
+    require(len(allowed) <= MAX_ALLOWED, "allowed_token_ids", f"{len(allowed)} ids", f"at most {MAX_ALLOWED} may be")
+    return Shaping(
+        repetition_penalty=_number("repetition_penalty", asked.repetition_penalty, 1.0, open_low=True),
+        presence_penalty=_between("presence_penalty", asked.presence_penalty, -2, 2),
+        frequency_penalty=_between("frequency_penalty", asked.frequency_penalty, -2, 2),
+        biases=_biases(asked),
+        allowed_token_ids=allowed,
+        min_tokens=low,
+    )
+
+
+def _biases(asked: Asked) -> tuple[tuple[int, float], ...]:
+    """Biases and bans, by token id."""
+    banned = asked.banned_token_ids
+    for name, ids in (("logit_bias", asked.logit_bias), ("banned_token_ids", banned)):
+        require(len(ids) <= MAX_BIASES, name, f"{len(ids)} ids", f"at most {MAX_BIASES} may be")
+    for token_id, bias in asked.logit_bias.items():
+        _between(f"logit_bias of token {token_id}", bias, -100, 100)
+    both = asked.logit_bias.keys() & set(banned)
+    require(not both, "banned_token_ids", f"{sorted(both)}, in part", "logit_bias names these too; say it once")
+    biases = {token_id: -math.inf if bias == BAN else bias for token_id, bias in asked.logit_bias.items()}
+    return tuple(sorted((biases | dict.fromkeys(banned, -math.inf)).items()))
+
+
 def _rule(asked: Asked, defaults: Defaults) -> Rule:
     if asked.acceptance is not None:
         return asked.acceptance
@@ -128,10 +169,17 @@ def _at_least(name: str, value: int | None, default: int, low: int) -> int:
 
 
 def _number(name: str, value: float | None, default: float, high: float = math.inf, open_low: bool = False) -> float:
-    value = default if value is None else value
+    with np.errstate(over="ignore"):  # infinity is refused below
+        value = float(np.float32(default if value is None else value))  # as the workers will have it
     allowed = f"{'(' if open_low else '['}0, {high:g}{')' if math.isinf(high) else ']'}"
     fits = math.isfinite(value) and (value > 0 or (value == 0 and not open_low)) and value <= high
     require(fits, name, f"{value:g}", f"must be in {allowed}")
+    return value
+
+
+def _between(name: str, value: float | None, low: float, high: float) -> float:
+    value = 0.0 if value is None else value
+    require(low <= value <= high, name, f"{value:g}", f"must be in [{low:g}, {high:g}]")
     return value
 
 

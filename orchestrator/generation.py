@@ -152,7 +152,8 @@ class Generation:
         queued: list[Request] = []
         try:
             for index, request in enumerate(requests):
-                self._loop.submit(request, Output(self._tokenizer.detokenizer(), stops, events, index))
+                least = request.params.shaping.min_tokens
+                self._loop.submit(request, Output(self._tokenizer.detokenizer(), stops, events, index, least))
                 queued.append(request)
         except PilotfishError:
             for request in queued:

@@ -76,10 +76,14 @@ class Output:
         stops: texts that end the completion.
         events: where they go.
         index: of the sample.
+        min_tokens: tokens that the completion has before a stop text can end it.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], events: Events, index: int = 0) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: tuple[str, ...], events: Events, index: int = 0, min_tokens: int = 0
+    ) -> None:
         self._detokenizer = detokenizer
+        self._min_tokens, self._taken = min_tokens, 0
         self._scanner = StopScanner(stops)
         self._events, self._index = events, index
         self._meter = UsageMeter(time.perf_counter())
@@ -111,11 +115,12 @@ class Output:
         ends_on_token = len(run.token_ids) if run.reason is FinishReason.STOP else 0
         for index, token_id in enumerate(run.token_ids, start=1):
             text = "" if index == ends_on_token else self._detokenizer.push(token_id)
-            texts.append(self._scanner.push(text))
+            self._taken += 1
+            texts.append(self._scanner.push(text, may_stop=self._taken > self._min_tokens))
             if self._scanner.is_stopped:
                 return texts, True
         if run.reason is not None:
-            texts[-1] += self._scanner.push(self._detokenizer.finish())
+            texts[-1] += self._scanner.push(self._detokenizer.finish(), may_stop=self._taken > self._min_tokens)
             if self._scanner.is_stopped:
                 return texts, True
             texts[-1] += self._scanner.flush()

@@ -85,6 +85,13 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         draft_length=given("draft_length"),
         n=given("n"),
         echo=sampling.echo,
+        repetition_penalty=given("repetition_penalty"),
+        presence_penalty=given("presence_penalty"),
+        frequency_penalty=given("frequency_penalty"),
+        logit_bias=dict(sampling.logit_bias),
+        banned_token_ids=tuple(sampling.banned_token_ids),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        min_tokens=given("min_tokens"),
     )
 
 

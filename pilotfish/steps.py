@@ -87,6 +87,7 @@ class Grant:
     incarnation: int
     features: tuple[str, ...] = ()
     feature_width: int = 0
+    shapes_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,57 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapingRows:
+    """What some rows have done to their logits; see ``ShapingRows`` in types.proto."""
+
+    rows: Ints  # [shaped], ascending
+    prompt_lengths: Ints  # [shaped]
+    repetition_penalties: Floats  # [shaped], 1 changes nothing
+    presence_penalties: Floats  # [shaped]
+    frequency_penalties: Floats  # [shaped]
+    bias_counts: Ints  # [shaped]
+    bias_token_ids: Ints  # [sum of bias_counts]
+    bias_values: Floats  # [sum of bias_counts], -inf bans
+    allowed_counts: Ints  # [shaped], 0 allows all
+    allowed_token_ids: Ints  # [sum of allowed_counts]
+    min_tokens: Ints  # [shaped]
+    end_counts: Ints  # [shaped]
+    end_token_ids: Ints  # [sum of end_counts]
+
+    def validate(self, rows: int) -> None:
+        """Raises ``InvalidArgumentError`` naming the first field at fault."""
+        shaped, finite, most = len(self.rows), float(np.finfo(np.float32).max), 2**31 - 1
+        require(shaped > 0, "rows", "empty", "without a row that asks, shaping is absent")
+        require_range(self.rows, "rows", 0, rows - 1, f"must be in [0, {rows})")
+        require(bool((np.diff(self.rows) > 0).all()), "rows", "not ascending", "must be strictly ascending")
+        for name in (
+            *("prompt_lengths", "repetition_penalties", "presence_penalties", "frequency_penalties"),
+            *("bias_counts", "allowed_counts", "min_tokens", "end_counts"),
+        ):
+            count = len(getattr(self, name))
+            require(count == shaped, f"length of {name}", count, f"must equal the {shaped} rows that ask")
+        require_range(self.prompt_lengths, "prompt_lengths", 1, most, "must be >= 1")
+        positive = float(np.finfo(np.float32).smallest_subnormal)
+        require_range(self.repetition_penalties, "repetition_penalties", positive, finite, "must be finite and > 0")
+        for name in ("presence_penalties", "frequency_penalties"):
+            require_range(getattr(self, name), name, -finite, finite, "must be finite")
+        require_range(self.min_tokens, "min_tokens", 0, most, "must be >= 0")
+        for name in ("bias", "allowed", "end"):
+            counts, ids = getattr(self, f"{name}_counts"), getattr(self, f"{name}_token_ids")
+            require_range(counts, f"{name}_counts", 0, most, "must be >= 0")
+            total = int(counts.sum(dtype=np.int64))
+            require(len(ids) == total, f"length of {name}_token_ids", len(ids), f"{name}_counts sum to {total}")
+            require_range(ids, f"{name}_token_ids", 0, most, "must be >= 0")
+        values, total = self.bias_values, len(self.bias_token_ids)
+        require(len(values) == total, "length of bias_values", len(values), f"must equal the {total} bias_token_ids")
+        banned = np.isneginf(values)
+        require_range(values[~banned], "bias_values", -finite, finite, "must be finite, or -inf")
+        groups = np.repeat(np.arange(shaped, dtype=np.int64), self.bias_counts) << 31
+        distinct = len(np.unique(groups + self.bias_token_ids)) == total
+        require(distinct, "bias_token_ids", "repeated", "ids must be distinct within a row")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRows:
     """How each row samples; see ``SamplingRows`` in types.proto."""
 
@@ -179,6 +231,7 @@ class SamplingRows:
     min_ps: Floats  # [rows], 0 keeps all
     seeds: npt.NDArray[np.uint64]  # [rows]
     rounds: npt.NDArray[np.int64]  # [rows]
+    shaping: ShapingRows | None = None  # None: no row asks
 
     def validate(self, rows: int) -> None:
         """Raises ``InvalidArgumentError`` naming the first field at fault."""
@@ -191,6 +244,8 @@ class SamplingRows:
         require_range(self.top_ps, "top_ps", float(np.finfo(np.float32).tiny), 1, "must be in (0, 1]")
         require_range(self.min_ps, "min_ps", 0, 1, "must be in [0, 1]")
         require_range(self.rounds, "rounds", 0, 2**62, "must be >= 0")
+        if self.shaping is not None:
+            self.shaping.validate(rows)
 
 
 @dataclass(frozen=True, slots=True)

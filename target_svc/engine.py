@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,20 @@ from pilotfish.runtime import cores, sampling
 from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
-from pilotfish.runtime.slots import Longs, node_positions, require_distinct_slots
+from pilotfish.runtime.shaping import Shaper, read_history
+from pilotfish.runtime.slots import Longs, node_positions, path_to, require_distinct_slots
 from pilotfish.runtime.tensors import to_wire
-from pilotfish.steps import DrawRule, FeatureRule, Grant, Ints, SamplingRows, TargetResult, TargetStep, require_range
+from pilotfish.steps import (
+    DrawRule,
+    FeatureRule,
+    Grant,
+    Ints,
+    SamplingRows,
+    ShapingRows,
+    TargetResult,
+    TargetStep,
+    require_range,
+)
 from target_svc.features import wanted_tokens
 
 
@@ -44,7 +56,9 @@ class TargetEngine(GrantingEngine):
         features: tuple[str, ...] = (),
     ) -> None:
         self._model = PagedModel(model, pages=pages, page_size=page_size, features=features)
-        info = model.info(max_len, features, self._model.feature_width)
+        # Padded ids of the output layer mean nothing, and no tokenizer could write them.
+        self._token_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
+        info = replace(model.info(max_len, features, self._model.feature_width), shapes_logits=True)
         super().__init__(info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
 
     @torch.inference_mode()
@@ -103,6 +117,10 @@ class TargetEngine(GrantingEngine):
 
     def _draw(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
         sampling.require_finite(logits, "the target model")
+        if self._token_limit < logits.shape[1]:
+            logits[:, self._token_limit :] = -torch.inf
+        if step.sampling.shaping is not None:
+            self._shape(step, step.sampling.shaping, logits)
         if not step.sampling.temperatures.any() and not step.supports.counts.any():
             return sampling.draw_greedy(logits)
         rows = np.searchsorted(step.rows.row_offsets, step.output_nodes, side="right") - 1
@@ -112,6 +130,14 @@ class TargetEngine(GrantingEngine):
         if not step.supports.counts.any():
             return sampling.draw_plain(logits, of_outputs, keys)
         return sampling.draw_outside(sampling.probabilities(logits, of_outputs), keys, step.supports)
+
+    def _shape(self, step: TargetStep, shaping: ShapingRows, logits: Tensor) -> None:
+        """Shapes the logits of the step's outputs, each by the path that leads to its token."""
+        rows, outputs = step.rows, step.output_nodes
+        starts, tokens = rows.starts.astype(np.int64), self._model.cache.token_ids
+        shape = Shaper(shaping, starts, lambda row: read_history(tokens, rows, row, int(starts[row])))
+        of_outputs = np.searchsorted(rows.row_offsets, outputs, side="right") - 1
+        shape(logits, of_outputs, lambda output: path_to(rows, int(of_outputs[output]), int(outputs[output])))
 
     def _index(self, values: Ints) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._model.device)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pilotfish.steps import Ints, SamplingRows, TokenRows
+from pilotfish.steps import Ints, SamplingRows, ShapingRows, TokenRows
 
 
 def ints(*values: int) -> Ints:
@@ -57,6 +57,40 @@ def sampling_rows(
         min_ps=np.full(rows, min_p, np.float32),
         seeds=np.arange(seed, seed + rows, dtype=np.uint64),
         rounds=np.full(rows, round_index, np.int64),
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one row asks of its logits; names as in ``ShapingRows``."""
+
+    row: int
+    prompt_length: int = 1
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    biases: Mapping[int, float] = field(default_factory=dict)
+    allowed: Sequence[int] = ()
+    min_tokens: int = 0
+    ends: Sequence[int] = ()
+
+
+def shaping_rows(*rows: Shape) -> ShapingRows:
+    """The rows that ask."""
+    return ShapingRows(
+        rows=ints(*(row.row for row in rows)),
+        prompt_lengths=ints(*(row.prompt_length for row in rows)),
+        repetition_penalties=np.array([row.repetition for row in rows], np.float32),
+        presence_penalties=np.array([row.presence for row in rows], np.float32),
+        frequency_penalties=np.array([row.frequency for row in rows], np.float32),
+        bias_counts=ints(*(len(row.biases) for row in rows)),
+        bias_token_ids=ints(*(token for row in rows for token in row.biases)),
+        bias_values=np.array([bias for row in rows for bias in row.biases.values()], np.float32),
+        allowed_counts=ints(*(len(row.allowed) for row in rows)),
+        allowed_token_ids=ints(*(token for row in rows for token in row.allowed)),
+        min_tokens=ints(*(row.min_tokens for row in rows)),
+        end_counts=ints(*(len(row.ends) for row in rows)),
+        end_token_ids=ints(*(token for row in rows for token in row.ends)),
     )
 
 

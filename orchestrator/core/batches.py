@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.requests import PARAMS, Request
+from orchestrator.core.shaping import shaping_rows
 from pilotfish.steps import Ints, SamplingRows, TokenRows, empty_ints
 
 NO_INTS = empty_ints()
@@ -65,6 +66,7 @@ def params_of(requests: Sequence[Request]) -> npt.NDArray[np.void]:
 
 def sampling_rows(requests: Sequence[Request], params: npt.NDArray[np.void]) -> SamplingRows:
     """How each request samples, in its present round; ``params`` are theirs."""
+    shaped = params["is_shaped"].nonzero()[0].tolist()
     return SamplingRows(
         temperatures=params["temperature"],
         top_ks=params["top_k"],
@@ -72,4 +74,5 @@ def sampling_rows(requests: Sequence[Request], params: npt.NDArray[np.void]) -> 
         min_ps=params["min_p"],
         seeds=params["seed"],
         rounds=np.array([request.round_index for request in requests], np.int64),
+        shaping=shaping_rows(shaped, [requests[row] for row in shaped]) if len(shaped) else None,
     )

@@ -63,17 +63,21 @@ class StopScanner:
         """Whether a stop string is complete: the piece pushed last completed it."""
         return self._is_stopped
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, may_stop: bool = True) -> str:
         """Takes the next piece; returns what may leave now. Nothing leaves after a stop string.
 
         What could be the beginning of a stop string is held back.
+
+        Args:
+            text: the piece.
+            may_stop: a stop string that is complete with this piece counts; else it is text like any other.
         """
         if self._is_stopped:
             return ""
         if not self._stops:
             return text
         text = self._held + text
-        if (start := self._first_stop(text)) is not None:
+        if may_stop and (start := self._first_stop(text)) is not None:
             self._is_stopped, self._held = True, ""
             return text[:start]
         keep = self._open_length(text)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.features import Features
 from orchestrator.core.pages import RowCache
+from orchestrator.core.shaping import NOTHING, Shaping
 from pilotfish.steps import DrawRule, Ints, ProposalKind
 
 MAX_ADAPTIVE_LENGTH = 16
@@ -62,6 +63,7 @@ PARAMS = np.dtype(
         ("seed", "u8"),
         ("draw_rule", "u1"),
         ("proposal_kind", "u1"),
+        ("is_shaped", "?"),
     ]
 )
 """What a step says of how a row samples; the same in every round."""
@@ -80,12 +82,18 @@ class Params:
     rule: Rule = Rule.MATCH
     draft_length: int | None = 0  # None: the server chooses, from round to round
     end_token_ids: frozenset[int] = frozenset()
+    shaping: Shaping = NOTHING
     packed: bytes = field(init=False, repr=False, compare=False)
     """One element of ``PARAMS``: those of many rows are joined in no time."""
 
     def __post_init__(self) -> None:
         values = tuple(getattr(self, name) for name in PARAMS.names or ())
         object.__setattr__(self, "packed", np.array(values, PARAMS).tobytes())
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether the workers have anything to do to its logits."""
+        return self.shaping != NOTHING
 
     @property
     def draw_rule(self) -> DrawRule:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -39,7 +39,8 @@ from orchestrator.core.features import Features, count_of, split
 from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
-from orchestrator.core.requests import PROPOSE_BEHIND, Request, State
+from orchestrator.core.requests import PROPOSE_BEHIND, Params, Request, State
+from orchestrator.core.shaping import NOTHING
 from pilotfish.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -467,6 +468,8 @@ class Scheduler:
         require_range(request.prompt, "prompt token_ids", 0, grant.vocab_size - 1, known)
         for token_id in request.params.end_token_ids:
             require(0 <= token_id < grant.vocab_size, "stop_token_ids", token_id, known)
+        if request.params.is_shaped:
+            _require_shapeable(request.params, grant)
 
     def _feature_rules(self, rows: Sequence[RowPlan]) -> Bytes:
         """The features of what a round may commit, and those of a short prompt; longer ones are read."""
@@ -530,6 +533,20 @@ class Scheduler:
                 values = values[[0, *(node + 1 for node in path)]]
             found.append((row, Features(row.end - 1 if row.is_round else row.start, values)))
         return found
+
+
+def _require_shapeable(params: Params, grant: Grant) -> None:
+    """The target can do what a request asks for, and leaves it a token to go on with."""
+    shaping, vocab_size = params.shaping, grant.vocab_size
+    asked = ", ".join(field.name for field in fields(NOTHING) if getattr(shaping, field.name) != field.default)
+    require(grant.shapes_logits, asked, "given", f"target {grant.model_id} draws without logits; leave it out")
+    ids = [("logit_bias", token_id) for token_id, _ in shaping.biases]
+    for name, token_id in ids + [("allowed_token_ids", token_id) for token_id in shaping.allowed_token_ids]:
+        require(0 <= token_id < vocab_size, name, f"of token {token_id}", f"ids must be in [0, {vocab_size})")
+    barred = shaping.banned_token_ids | (params.end_token_ids if shaping.min_tokens else frozenset())
+    allowed = set(shaping.allowed_token_ids)
+    left = len(allowed - barred) if allowed else vocab_size - len(barred)
+    require(left > 0, "allowed_token_ids", "used up", "bans and min_tokens must leave a token to go on with")
 
 
 def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> list[Verdict]:

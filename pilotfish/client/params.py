@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from pilotfish.errors import InvalidArgumentError
@@ -26,6 +26,13 @@ _WANTED = {
     "draft_length": "None or an integer of 32 bits",
     "n": "an integer of 32 bits",
     "echo": "True or False",
+    "repetition_penalty": "a number",
+    "presence_penalty": "a number",
+    "frequency_penalty": "a number",
+    "logit_bias": "a mapping of integers of 32 bits to numbers",
+    "banned_token_ids": "a sequence of integers of 32 bits",
+    "allowed_token_ids": "a sequence of integers of 32 bits",
+    "min_tokens": "an integer of 32 bits",
 }
 
 
@@ -79,18 +86,39 @@ class SamplingParams:
     echo: bool = False
     """Sends the prompt back; see ``Completion.prompt``."""
 
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens of the prompt and the completion so far, or multiplies those below 0; above 0."""
+
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that stand in the completion so far; in [-2, 2]."""
+
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that a token stands in the completion so far; in [-2, 2]."""
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of token ids; in [-100, 100], of which -100 bans the token altogether. At most 1024."""
+
+    banned_token_ids: Sequence[int] = ()
+    """Tokens that never come; at most 1024."""
+
+    allowed_token_ids: Sequence[int] = ()
+    """No others come, unless it is empty; at most 4096."""
+
+    min_tokens: int = 0
+    """Tokens of the completion before an end token, a stop token or a stop text can end it; at most max_tokens."""
+
     def __post_init__(self) -> None:
         self.to_pb()
 
     def to_pb(self) -> pb.SamplingParams:
         """The message of the contract."""
         message = pb.SamplingParams()
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
             try:
-                message.MergeFrom(pb.SamplingParams(**{field.name: _wire_value(field.name, value)}))
+                message.MergeFrom(pb.SamplingParams(**{name: _wire_value(name, value)}))
             except (TypeError, ValueError, KeyError) as error:
-                raise InvalidArgumentError(f"{field.name} is {value!r}; it must be {_WANTED[field.name]}") from error
+                raise InvalidArgumentError(f"{name} is {value!r}; it must be {_WANTED[name]}") from error
         return message
 
 
@@ -98,6 +126,8 @@ def _wire_value(name: str, value: Any) -> Any:
     """The value for protobuf, which itself refuses wrong types and what does not fit."""
     if name == "stop":
         return [value] if isinstance(value, str) else list(value)
+    if name == "logit_bias":
+        return {token_id: _wire_value(name + " value", bias) for token_id, bias in dict(value).items()}
     if name == "acceptance":
         return None if value is None else _RULES[value]
     if value is None and name not in ("seed", "draft_length"):

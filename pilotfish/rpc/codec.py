@@ -21,6 +21,7 @@ from pilotfish.steps import (
     Grant,
     ProposalKind,
     SamplingRows,
+    ShapingRows,
     Supports,
     TargetResult,
     TargetStep,
@@ -84,6 +85,21 @@ _SAMPLING = {
     "seeds": "<u8",
     "rounds": "<i8",
 }
+_SHAPING = {
+    "rows": "<i4",
+    "prompt_lengths": "<i4",
+    "repetition_penalties": "<f4",
+    "presence_penalties": "<f4",
+    "frequency_penalties": "<f4",
+    "bias_counts": "<i4",
+    "bias_token_ids": "<i4",
+    "bias_values": "<f4",
+    "allowed_counts": "<i4",
+    "allowed_token_ids": "<i4",
+    "min_tokens": "<i4",
+    "end_counts": "<i4",
+    "end_token_ids": "<i4",
+}
 _SUPPORTS = {"counts": "<i4", "token_ids": "<i4"}
 _TARGET_STEP = {"output_nodes": "<i4", "draw_rules": "u1", "feature_rules": "u1"}
 _TARGET_RESULT = {"token_ids": "<i4", "tail_masses": "<f4", "support_probs": "<f4"}
@@ -112,11 +128,21 @@ def rows_from_pb(rows: types_pb2.TokenRows) -> TokenRows:
 
 
 def sampling_to_pb(sampling: SamplingRows) -> types_pb2.SamplingRows:
-    return types_pb2.SamplingRows(**_packed(sampling, _SAMPLING))
+    return types_pb2.SamplingRows(**_packed(sampling, _SAMPLING), shaping=shaping_to_pb(sampling.shaping))
 
 
 def sampling_from_pb(sampling: types_pb2.SamplingRows) -> SamplingRows:
-    return SamplingRows(**_unpacked(sampling, _SAMPLING, "sampling."))
+    shaping = shaping_from_pb(sampling.shaping) if sampling.HasField("shaping") else None
+    return SamplingRows(**_unpacked(sampling, _SAMPLING, "sampling."), shaping=shaping)
+
+
+def shaping_to_pb(shaping: ShapingRows | None) -> types_pb2.ShapingRows | None:
+    """None where no row asks: an absent message."""
+    return None if shaping is None else types_pb2.ShapingRows(**_packed(shaping, _SHAPING))
+
+
+def shaping_from_pb(shaping: types_pb2.ShapingRows) -> ShapingRows:
+    return ShapingRows(**_unpacked(shaping, _SHAPING, "sampling.shaping."))
 
 
 def supports_to_pb(supports: Supports) -> types_pb2.Supports | None:

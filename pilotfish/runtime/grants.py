@@ -20,6 +20,7 @@ class ModelInfo:
     max_len: int
     features: tuple[str, ...] = ()
     feature_width: int = 0
+    shapes_logits: bool = False
 
 
 class GrantingEngine:

@@ -37,6 +37,24 @@ def node_positions(rows: TokenRows) -> Longs:
     return rows.starts.astype(np.int64).repeat(rows.lengths) + trees_and_depths(rows)[1]
 
 
+def path_to(rows: TokenRows, row: int, token: int) -> list[int]:
+    """Tokens of the step that lead to one of them, which is the last.
+
+    Args:
+        rows: of the step.
+        row: of the token.
+        token: index among the tokens of the step.
+    """
+    first = int(rows.row_offsets[row])
+    if not len(rows.parents):
+        return rows.token_ids[first : token + 1].tolist()  # type: ignore[no-any-return]
+    path, node = [], token - first
+    while node >= 0:
+        path.append(int(rows.token_ids[first + node]))
+        node = int(rows.parents[first + node])
+    return path[::-1]
+
+
 def written_slots(rows: TokenRows, page_size: int, reserved: Ints | None = None) -> Longs:
     """Slots that the step's tokens, and ``reserved`` more per row, are written to. i64[tokens + reserved]."""
     lengths = rows.lengths if reserved is None else rows.lengths + reserved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pilotfish.steps import (
     Grant,
     ProposalKind,
     SamplingRows,
+    ShapingRows,
     Supports,
     TargetResult,
     TargetStep,
@@ -39,8 +40,13 @@ ROWS = TokenRows(ints(7), ints(2), ints(2), ints(2), ints(5), ints(7), ints(6).r
 SAMPLING = SamplingRows(
     floats(2), ints(2), floats(2), floats(2), np.array([0, 2**64 - 1], np.uint64), np.array([0, 2**62], np.int64)
 )
+SHAPING = ShapingRows(
+    ints(2), ints(2), floats(2), floats(2), floats(2), ints(2), ints(3), np.array([-np.inf, 1, 2], np.float32),
+    ints(2), ints(5), ints(2), ints(2), ints(4),
+)  # fmt: skip
+SHAPED = replace(SAMPLING, shaping=SHAPING)
 SUPPORTS = Supports(ints(4), ints(9))
-GRANT = Grant("m", "w", "t", 99, 16, 5, 1000, 2048, 4096, 2**64 - 1, ("hidden.3", "final"), 1152)
+GRANT = Grant("m", "w", "t", 99, 16, 5, 1000, 2048, 4096, 2**64 - 1, ("hidden.3", "final"), 1152, True)
 FEATURES = RANDOM.random((3, 8)).astype(np.float16)
 
 PAIRS: list[tuple[Any, Any, Any, Any]] = [
@@ -57,7 +63,7 @@ PAIRS: list[tuple[Any, Any, Any, Any]] = [
         codec.target_result_to_pb, target_pb2.TargetResult, codec.target_result_from_pb,
     ),
     (
-        DraftStep(3, ROWS, SAMPLING, ints(2), np.array([1, 3], np.uint8), 64, ints(2), FEATURES),
+        DraftStep(3, ROWS, SHAPED, ints(2), np.array([1, 3], np.uint8), 64, ints(2), FEATURES),
         codec.draft_step_to_pb, draft_pb2.DraftStep, codec.draft_step_from_pb,
     ),
     (

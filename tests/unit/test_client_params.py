@@ -15,7 +15,9 @@ from pilotfish.v1 import generation_pb2 as pb
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    assert SamplingParams().to_pb() == pb.SamplingParams(max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0, n=1)
+    unshaped = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
+    defaults = pb.SamplingParams(max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0, n=1, **unshaped)
+    assert SamplingParams().to_pb() == defaults
 
 
 def test_every_field_of_the_contract_is_sent() -> None:
@@ -33,6 +35,13 @@ def test_every_field_of_the_contract_is_sent() -> None:
         draft_length=0,
         n=3,
         echo=True,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=0.25,
+        logit_bias={7: -100, 8: 0.5},
+        banned_token_ids=(9,),
+        allowed_token_ids=[1, 2],
+        min_tokens=1,
     )
     message = pb.SamplingParams(
         max_tokens=1,
@@ -48,6 +57,13 @@ def test_every_field_of_the_contract_is_sent() -> None:
         draft_length=0,
         n=3,
         echo=True,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=0.25,
+        logit_bias={7: -100, 8: 0.5},
+        banned_token_ids=[9],
+        allowed_token_ids=[1, 2],
+        min_tokens=1,
     )
     assert params.to_pb() == message
     assert {field.name for field in dataclasses.fields(SamplingParams)} == {
@@ -91,6 +107,17 @@ def test_acceptance_rules_go_by_name(rule: Any) -> None:
         ("acceptance", "unspecified"),
         ("acceptance", 1),
         ("draft_length", "4"),
+        ("repetition_penalty", None),
+        ("presence_penalty", "1"),
+        ("frequency_penalty", True),
+        ("logit_bias", 7),
+        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {1: "a"}),
+        ("logit_bias", {1: True}),
+        ("logit_bias", {2**31: 1.0}),
+        ("banned_token_ids", ["a"]),
+        ("allowed_token_ids", 5),
+        ("min_tokens", 0.5),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(field: str, value: Any) -> None:
