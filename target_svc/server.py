@@ -34,7 +34,8 @@ class TargetConfig(WorkerConfig):
     """Address to serve on, HOST:PORT; port 0 takes a free one."""
 
     features: str = ""
-    """Hidden states kept beside every slot for drafters that need them, with commas: hidden.8,final."""
+    """Hidden states kept beside every slot for heads that read them, with commas: hidden.8,final. hidden.K is the state
+    after K layers, final that behind the last norm; an orchestrator says which ones a head lacks."""
 
 
 def main(argv: list[str]) -> None:
