@@ -78,7 +78,7 @@ def admit(
         top_k=_at_least("top_k", asked.top_k, 0, 0),
         top_p=_number("top_p", asked.top_p, 1.0, high=1.0, open_low=True),
         min_p=_number("min_p", asked.min_p, 0.0, high=1.0),
-        seed=secrets.randbits(64) if asked.seed is None else asked.seed,
+        seed=_seed(asked.seed),
         rule=_rule(asked, defaults),
         draft_length=_draft_length(asked, defaults),
         end_token_ids=ends,
@@ -147,6 +147,13 @@ def _biases(asked: Asked) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((biases | dict.fromkeys(banned, -math.inf)).items()))
 
 
+def _seed(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(64)
+    require(0 <= seed < 1 << 64, "seed", seed, "must be in [0, 2**64)")
+    return seed
+
+
 def _rule(asked: Asked, defaults: Defaults) -> Rule:
     if asked.acceptance is not None:
         return asked.acceptance
@@ -186,4 +193,4 @@ def _between(name: str, value: float | None, low: float, high: float) -> float:
 def _check_stops(stops: tuple[str, ...]) -> None:
     require(len(stops) <= MAX_STOPS, "stop", f"{len(stops)} texts", f"at most {MAX_STOPS} are allowed")
     if "" in stops:
-        raise InvalidArgumentError(f"stop[{stops.index('')}] is empty; a stop text has at least one character")
+        raise InvalidArgumentError(f"stop[{stops.index('')}] is empty; a stop text has at least one character", "stop")

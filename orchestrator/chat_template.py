@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -28,6 +28,9 @@ class ChatTemplate:
         source: Jinja text.
         special_tokens: variables such as ``bos_token`` and their texts.
 
+    Attributes:
+        takes_tools: whether it tells the model of tools.
+
     Raises:
         FailedPreconditionError: if the template is not valid Jinja.
     """
@@ -40,34 +43,48 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self._special_tokens = dict(special_tokens)
         try:
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise FailedPreconditionError(
                 f"the model's chat template is broken (line {error.lineno}: {error}); use a plain prompt"
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as text, special tokens written out.
 
         Args:
             messages: each with "role" and "content".
             add_generation_prompt: ends with the beginning of the assistant's answer.
+            tools: that the model may call, as ``{"type": "function", "function": {"name": ...}}``.
+            variables: further ones that the template knows.
 
         Raises:
             InvalidArgumentError: if there is no message, or the template refuses them.
+            FailedPreconditionError: if there are tools, and the template has no place for them.
         """
         if not messages:
-            raise InvalidArgumentError("messages is empty; give at least one message")
+            raise InvalidArgumentError("messages is empty; give at least one message", "messages")
+        if tools and not self.takes_tools:
+            raise FailedPreconditionError("tools: this model's chat template has no place for them", "tools")
+        given = {
+            **(variables or {}),
+            **self._special_tokens,
+            "messages": [dict(message) for message in messages],
+            "tools": [dict(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            return self._template.render(given)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise InvalidArgumentError(f"messages do not fit the model's chat template: {error}") from error
+            raise InvalidArgumentError(f"messages do not fit the model's chat template: {error}", "messages") from error
 
 
 class _GenerationBlock(Extension):

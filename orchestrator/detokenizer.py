@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+_SPACE = "\u2581"
 _REPLACEMENT = "\ufffd"
 
 
@@ -51,6 +52,20 @@ class Detokenizer:
     def finish(self) -> str:
         """The text still held back, when no more tokens come."""
         return self._text.finish()
+
+
+def bytes_of(tokenizer: FastTokenizer, token_id: int) -> bytes:
+    """What one token stands for by itself; empty for an id that the tokenizer does not know."""
+    piece = tokenizer.id_to_token(token_id)
+    if piece is None:
+        return b""
+    if _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(piece[3:5], 16)])
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return _bytes_of(piece)
+    if _SPACE in piece:  # SentencePiece; its decoder would strip the first
+        return piece.replace(_SPACE, " ").encode()
+    return str(tokenizer.decode([token_id], skip_special_tokens=False)).encode()
 
 
 class _Decoder(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.admission import Asked, Defaults, admit, check_timeout
 from orchestrator.core.requests import Request
 from orchestrator.loop import Loop
+from orchestrator.metrics import Metrics
 from orchestrator.outputs import Event, Events, Finished, Output, Prompt
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import DeadlineExceededError, NotFoundError, PilotfishError
@@ -103,6 +104,7 @@ class Answer(AsyncIterator[Event]):
             self._timer.cancel()
         for request in self._requests:
             self._loop.cancel(request)
+        self._events.close()
 
 
 class Generation:
@@ -113,21 +115,46 @@ class Generation:
         tokenizer: of the model.
         defaults: where a client says nothing.
         info: describes the deployment as it is now.
+
+    Attributes:
+        metrics: counts what is served, once there is somebody who reads it.
     """
 
     def __init__(self, loop: Loop, tokenizer: Tokenizer, defaults: Defaults, info: Callable[[], ServerInfo]) -> None:
         self._loop = loop
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._defaults = defaults
         self.info = info
+        self.metrics: Metrics | None = None
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt; see ``Tokenizer.encode``."""
-        return await asyncio.to_thread(self._tokenizer.encode, text)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        beginning: str = "",
+    ) -> list[int]:
         """Token ids of a conversation; see ``Tokenizer.encode_chat``."""
-        return await asyncio.to_thread(self._tokenizer.encode_chat, messages)
+        encode = self.tokenizer.encode_chat
+        return await asyncio.to_thread(encode, messages, add_generation_prompt, tools, variables, beginning)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones written out."""
+        return await asyncio.to_thread(self.tokenizer.decode, token_ids, False)
+
+    def require_model(self, name: str) -> None:
+        """Returns if the model is the one served, or none is named.
+
+        Raises:
+            NotFoundError: it is another.
+        """
+        if name not in ("", served := self.info().model):
+            raise NotFoundError(f"model is {name!r}; this server has {served!r}", "model")
 
     def begin(self, ask: Ask) -> Answer:
         """Queues what is asked for; enter the answer at once, which ends it when left.
@@ -136,16 +163,18 @@ class Generation:
             NotFoundError: the model is not the one served.
             PilotfishError: see ``admission.admit`` and ``Scheduler.submit``.
         """
-        model = self.info().model
-        if ask.model not in ("", model):
-            raise NotFoundError(f"model is {ask.model!r}; this server has {model!r}")
+        self.require_model(ask.model)
         request_id = ask.request_id or f"gen-{secrets.token_hex(8)}"
         requests = admit(request_id, list(ask.prompt), ask.asked, self._defaults, ask.priority)
-        timeout_s, events = check_timeout(ask.timeout_s), Events()
+        timeout_s = check_timeout(ask.timeout_s)
+        watch = self.metrics.watch() if self.metrics is not None else None
+        events = Events(watch)
         self._submit(requests, ask.asked.stop, events)
+        if watch is not None:
+            watch.began(len(requests), requests[0].params.max_tokens)
         if ask.asked.echo:
             events.put(self._prompt(ask.prompt))
-        return Answer(self._loop, model, requests, events, timeout_s)
+        return Answer(self._loop, self.info().model, requests, events, timeout_s)
 
     def _submit(self, requests: Sequence[Request], stops: tuple[str, ...], events: Events) -> None:
         """Queues all samples, or none."""
@@ -153,7 +182,7 @@ class Generation:
         try:
             for index, request in enumerate(requests):
                 least = request.params.shaping.min_tokens
-                self._loop.submit(request, Output(self._tokenizer.detokenizer(), stops, events, index, least))
+                self._loop.submit(request, Output(self.tokenizer.detokenizer(), stops, events, index, least))
                 queued.append(request)
         except PilotfishError:
             for request in queued:
@@ -161,7 +190,7 @@ class Generation:
             raise
 
     def _prompt(self, token_ids: Sequence[int]) -> Prompt:
-        detokenizer = self._tokenizer.detokenizer()
+        detokenizer = self.tokenizer.detokenizer()
         texts = [detokenizer.push(token_id) for token_id in token_ids]
         texts[-1] += detokenizer.finish()
         return Prompt(tuple(texts), tuple(token_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason, StopScanner
@@ -46,15 +46,37 @@ class Finished:
 Event = Prompt | Piece | Finished
 
 
-class Events:
-    """The events of all samples of one ask, in the order in which they came."""
+class Watcher(Protocol):
+    """Follows the events of an ask."""
 
-    def __init__(self) -> None:
+    def saw(self, event: Event | PilotfishError) -> None:
+        """An event has come."""
+
+    def closed(self) -> None:
+        """Nobody takes any more of them."""
+
+
+class Events:
+    """The events of all samples of one ask, in the order in which they came.
+
+    Args:
+        watcher: is told of them.
+    """
+
+    def __init__(self, watcher: Watcher | None = None) -> None:
+        self._watcher = watcher
         self._queue: asyncio.Queue[Event | PilotfishError] = asyncio.Queue()
 
     def put(self, event: Event | PilotfishError) -> None:
         """Adds an event, or the error that ended a sample."""
+        if self._watcher is not None:
+            self._watcher.saw(event)
         self._queue.put_nowait(event)
+
+    def close(self) -> None:
+        """Nobody takes any more of them."""
+        if self._watcher is not None:
+            self._watcher.closed()
 
     async def get(self) -> Event:
         """The next event.

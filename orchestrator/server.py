@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
@@ -18,16 +18,21 @@ from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH
 from orchestrator.core.scheduler import Limits, Scheduler
 from orchestrator.generation import Generation, ServerInfo
+from orchestrator.http.settings import HttpSettings
 from orchestrator.loop import DraftStream, Loop, TargetStream
+from orchestrator.metrics import Load, Metrics
 from orchestrator.service import GenerationService
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trace import NO_TRACE, ChromeTrace
 from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, TargetKind, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
-from pilotfish.settings import Settings, fail_with, load
+from pilotfish.settings import fail_with, load
 from pilotfish.steps import Grant
 from pilotfish.v1 import generation_pb2_grpc
+
+if TYPE_CHECKING:
+    from orchestrator.http.gateway import Gateway
 
 PROGRAM = "pilotfish orchestrator"
 LIMITS = Limits()
@@ -50,7 +55,7 @@ def _checked_tree(value: object) -> object:
     return value
 
 
-class OrchestratorSettings(Settings):
+class OrchestratorSettings(HttpSettings):
     """Steps one target and any number of draft replicas in lockstep, and serves text.
 
     It needs no GPU: it owns the KV pages of the workers, schedules, and decides which draft tokens stay.
@@ -151,17 +156,23 @@ class Orchestrator:
         self.loop = Loop(
             Scheduler(limits), self._reader.read, settings.draft_timeout_s, settings.target_timeout_s, self._trace
         )
+        defaults = Defaults(
+            self._draft_length, Rule[settings.acceptance.upper()], frozenset(self._tokenizer.eos_token_ids)
+        )
+        self._generation = Generation(self.loop, self._tokenizer, defaults, self._info)
+        self.gateway: Gateway | None = None
         self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> Server:
-        """Takes the port, connects to the workers and starts rounds; returns the server, not answering yet.
+        """Takes the ports, connects to the workers and starts rounds; returns the gRPC server, not answering yet.
 
         Raises:
-            PilotfishError: the port is taken, the target does not answer, or a worker does not fit.
+            PilotfishError: a port is taken, the target does not answer, or a worker does not fit.
         """
-        server = self._server()  # before the workers are waited for: a port that is taken is told at once
+        self.gateway = self._gateway()  # before the workers are waited for: a port that is taken is told at once
+        server = self._server()
         settings, loop = self._settings, self.loop
         target = WorkerLink(self._target_kind, settings.target, self._target_opened, loop.target_lost)
         self._links = [target]
@@ -176,6 +187,9 @@ class Orchestrator:
             await server.stop(0)
             raise
         self._task = asyncio.create_task(self.loop.run(), name="rounds")
+        if self.gateway is not None:
+            self._generation.metrics = Metrics(self._info().model, self._load)
+            self.gateway.start(self._generation)
         return server
 
     async def stop(self) -> None:
@@ -184,6 +198,8 @@ class Orchestrator:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.loop.fail_all(UnavailableError("the server is shutting down"))
+        if self.gateway is not None:
+            await self.gateway.stop()
         await asyncio.gather(self._reader.close(), *(link.close() for link in self._links))
         self._trace.close()
 
@@ -195,12 +211,17 @@ class Orchestrator:
             log.warning("%s; rows decode without it until it does", error)
 
     def _server(self) -> Server:
-        settings, ends = self._settings, frozenset(self._tokenizer.eos_token_ids)
-        defaults = Defaults(self._draft_length, Rule[settings.acceptance.upper()], ends)
-        service = GenerationService(Generation(self.loop, self._tokenizer, defaults, self._info))
-        server = Server(settings.listen, "pilotfish.v1.GenerationService")
+        service = GenerationService(self._generation)
+        server = Server(self._settings.listen, "pilotfish.v1.GenerationService")
         server.add(lambda to: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, to))
         return server
+
+    def _gateway(self) -> Gateway | None:
+        if not self._settings.http:
+            return None
+        from orchestrator.http.gateway import Gateway  # a second of imports that only this needs
+
+        return Gateway(self._settings)
 
     @property
     def _draft_length(self) -> int | None:
@@ -216,13 +237,24 @@ class Orchestrator:
         return ServerInfo(
             model=self._settings.name or (model.model_id if model is not None else ""),
             version=version("pilotfish"),
-            max_len=model.max_len if model is not None else 0,
+            max_len=min(model.max_len, model.page_count * model.page_size) if model is not None else 0,
             vocab_size=model.vocab_size if model is not None else 0,
             draft_length=self._most_drafted if self._settings.draft else 0,
             adaptive_draft_length=bool(self._settings.draft) and self._draft_length is None,
             draft_replica_count=len(drafts),
             draft_model=drafts[0].grant.model_id if drafts else "",
             target_ready=self.loop.target is not None,
+        )
+
+    def _load(self) -> Load:
+        scheduler = self.loop.scheduler
+        pool = scheduler.target.pool if scheduler.target is not None else None
+        return Load(
+            running=len(scheduler.rows),
+            waiting=len(scheduler.waiting),
+            kv_usage=1 - pool.available / pool.page_count if pool is not None else 0.0,
+            target_ready=self.loop.target is not None,
+            draft_replicas=len(self.loop.drafts),
         )
 
     def _target_opened(self, stream: TargetStream) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.chat_template import ChatTemplate
-from orchestrator.detokenizer import Detokenizer
+from orchestrator.detokenizer import Detokenizer, bytes_of
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from pilotfish.tokenizer_hash import load_tokenizer, tokenizer_hash
 
@@ -44,48 +44,80 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder().items()
         self._hidden = self.eos_token_ids | {token_id for token_id, token in added if token.special}
         self._token_bytes: dict[int, bytes] = {}
+        self._templates: dict[str, ChatTemplate] = {}
 
     @cached_property
     def hash(self) -> str:
         """Equal for tokenizers that give the same ids; see ``tokenizer_hash`` in types.proto."""
         return tokenizer_hash(self._folder)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the model puts around it."""
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the model puts around it, or without.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        Raises:
+            InvalidArgumentError: the text has half of a surrogate pair, which is no character.
+        """
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeError, TypeError) as error:
+            raise InvalidArgumentError(f"prompt is no text in Unicode: {error}", "prompt") from error
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        beginning: str = "",
+    ) -> list[int]:
         """Token ids of a conversation, by the model's chat template.
 
         Args:
             messages: each with "role" and "content".
             add_generation_prompt: ends with the beginning of the assistant's answer.
+            tools: that the model may call; see ``ChatTemplate.render``.
+            variables: further ones of the template.
+            beginning: of the answer, as text.
 
         Raises:
-            FailedPreconditionError: if the model has no chat template.
+            FailedPreconditionError: if the model has no chat template, or none that takes tools.
             InvalidArgumentError: if the template refuses the messages.
         """
-        text = self._chat_template.render(messages, add_generation_prompt)
+        text = self._template_for(tools).render(messages, add_generation_prompt, tools, variables) + beginning
         # The template has written out the special tokens already.
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode(text, add_special_tokens=False)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens; special tokens and ids beyond the vocabulary give none."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def template_source(self, with_tools: bool) -> str:
+        """The Jinja text that conversations are written by; empty if there is none."""
+        return self._template_sources.get("tool_use" if with_tools else "default", self._template_sources["default"])
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of tokens; ids beyond the vocabulary give none, and special tokens only if they are not skipped."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for by itself, which may be a part of a character; special tokens by their names."""
+        return bytes_of(self._tokenizer, token_id)
 
     def detokenizer(self, hidden: Collection[int] = ()) -> Detokenizer:
         """A fresh detokenizer for one completion; neither special and end tokens nor ``hidden`` give text."""
         return Detokenizer(self._tokenizer, self._hidden | frozenset(hidden), self._token_bytes)
 
+    def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        if not (source := self.template_source(bool(tools))):
+            raise FailedPreconditionError("this model has no chat template: use a plain prompt", "messages")
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._special_tokens)
+        return self._templates[source]
+
     @cached_property
-    def _chat_template(self) -> ChatTemplate:
+    def _template_sources(self) -> dict[str, str]:
+        """Chat templates by name, at least "default", which may be empty."""
         file = self._folder / "chat_template.jinja"
         source = file.read_text(encoding="utf-8") if file.is_file() else self._settings.get("chat_template")
-        if isinstance(source, list):  # several by name; the one without tools or retrieval is "default"
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
-        if not source:
-            raise FailedPreconditionError("this model has no chat template: use a plain prompt")
-        return ChatTemplate(source, self._special_tokens)
+        if isinstance(source, list):  # several, by name
+            return {"default": ""} | {entry["name"]: entry["template"] for entry in source}
+        return {"default": source or ""}
 
     @property
     def _special_tokens(self) -> dict[str, str]:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 
 class PilotfishError(Exception):
-    """Anything that Pilotfish reports; catch this to catch all."""
+    """Anything that Pilotfish reports; catch this to catch all.
+
+    Args:
+        message: one sentence, for a person.
+        field: of the request that is at fault, where one is.
+    """
+
+    def __init__(self, message: str = "", field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class InvalidArgumentError(PilotfishError):

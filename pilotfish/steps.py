@@ -58,7 +58,7 @@ def empty_floats() -> Floats:
 def require(condition: bool | np.bool_, field_name: str, value: object, limit: str) -> None:
     """Raises ``InvalidArgumentError`` naming field, value and limit unless the condition holds."""
     if not condition:
-        raise InvalidArgumentError(f"{field_name} is {value}; {limit}")
+        raise InvalidArgumentError(f"{field_name} is {value}; {limit}", field_name)
 
 
 def require_range(values: npt.NDArray[Any], field_name: str, low: float, high: float, limit: str) -> None:

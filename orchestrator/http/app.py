@@ -1,0 +1,133 @@
+"""What is served where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from orchestrator.generation import Generation
+from orchestrator.http.base import body_error
+from orchestrator.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from orchestrator.http.chat import chat
+from orchestrator.http.completions import complete
+from orchestrator.http.errors import ApiError, api_error
+from orchestrator.http.keys import Keys
+from orchestrator.http.limits import Limits
+from orchestrator.http.tokens import detokenize, tokenize
+from pilotfish.errors import PilotfishError, UnavailableError
+
+
+def make_app(generation: Generation, keys: Sequence[str], max_body_bytes: int, max_requests: int) -> ASGIApp:
+    """The application, behind keys and limits.
+
+    Args:
+        generation: serves the requests.
+        keys: of the clients; without any, everybody may ask.
+        max_body_bytes, max_requests: see ``Limits``.
+    """
+    app: ASGIApp = Limits(_routes(generation), max_body_bytes, max_requests)
+    return Keys(app, keys) if keys else app
+
+
+def _routes(generation: Generation) -> FastAPI:
+    # The interactive pages are left out: they fetch scripts from elsewhere.
+    app = FastAPI(title="Pilotfish", version=generation.info().version, docs_url=None, redoc_url=None)
+    started = int(time.time())
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Whether requests are answered: 503 while the target is away."""
+        info = generation.info()
+        if not info.target_ready:
+            raise UnavailableError("the target is away")
+        return {"status": "ok", "model": info.model, "draft_replicas": info.draft_replica_count}
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics."""
+        assert generation.metrics is not None
+        content, media_type = generation.metrics.exposition(request.headers.get("accept", ""))
+        return Response(content, media_type=media_type)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model served."""
+        return {"object": "list", "data": [_model(generation, started)]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        """The model served, by its name."""
+        generation.require_model(model)
+        return _model(generation, started)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continues plain prompts."""
+        return await complete(generation, body, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answers a conversation."""
+        return await chat(generation, body, request)
+
+    @app.post("/tokenize")
+    async def to_tokens(body: TokenizeBody) -> dict[str, Any]:
+        """Token ids of a text or a conversation."""
+        return await tokenize(generation, body)
+
+    @app.post("/detokenize")
+    async def from_tokens(body: DetokenizeBody) -> dict[str, Any]:
+        """The text of token ids."""
+        return await detokenize(generation, body)
+
+    @app.exception_handler(RequestValidationError)
+    async def refused_body(request: Request, error: RequestValidationError) -> Response:
+        return body_error(error.errors()).response()
+
+    @app.exception_handler(PilotfishError)
+    @app.exception_handler(ApiError)
+    async def failed(request: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def not_served(request: Request, error: HTTPException) -> Response:
+        return _not_served(request, error, app).response()
+
+    return app
+
+
+def _model(generation: Generation, created: int) -> dict[str, Any]:
+    info = generation.info()
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": created,
+        "owned_by": "pilotfish",
+        "root": info.model,
+        "parent": None,
+        "max_model_len": info.max_len,
+    }
+
+
+def _not_served(request: Request, error: HTTPException, app: FastAPI) -> ApiError:
+    """What is wrong with a path, a method or a body that could not be read."""
+    path = request.url.path
+    if error.status_code == 404:
+        served = ", ".join(route.path for route in app.routes if isinstance(route, APIRoute))
+        return ApiError(404, f"nothing is served at {path}; there are {served}", code="unknown_url")
+    if error.status_code == 405:
+        message = f"{path} does not take {request.method}"
+        return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    return ApiError(error.status_code, f"the body cannot be read: {error.detail}", code="invalid_body")

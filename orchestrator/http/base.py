@@ -1,0 +1,140 @@
+"""What every request body shares: strict types, no unknown field, and what is refused or ignored says so by name.
+
+A field of a body is one of three: honoured (anything declared as usual), ``refused`` (known from OpenAI or vLLM, not
+offered here, with the reason), or ``ignored`` (it would not change the text). ``docs/openai.md`` lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from reprlib import Repr
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from orchestrator.http.errors import ApiError
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+_MUST = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "an object",
+    "string_type": "a text",
+}
+"""What to say of a value of the wrong type."""
+
+
+class Body(BaseModel):
+    """Base of everything that a client sends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_are_known(cls, given: Any) -> Any:
+        """Refuses, in one sentence, what no field is called, and what is not offered."""
+        if not isinstance(given, Mapping):
+            return given
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        for name, value in given.items():
+            if (field := fields.get(name)) is None:
+                raise _fault("unknown_parameter", name, f"is not a known field{_hint(name, fields)}")
+            if (refusal := refusal_of(field)) is not None and value is not None and value not in refusal.harmless:
+                raise _fault("unsupported_parameter", name, f"is not supported: {refusal.why}")
+        return given
+
+
+class Refusal:
+    """Why a field is not offered, and the values that ask for nothing."""
+
+    def __init__(self, why: str, harmless: tuple[Any, ...]) -> None:
+        self.why = why
+        self.harmless = harmless
+
+
+def refused(why: str, *harmless: Any) -> Any:
+    """Declares a field that is not offered; null and the ``harmless`` values pass."""
+    return _declared(Refusal(why, harmless), why)
+
+
+def ignored(why: str) -> Any:
+    """Declares a field that may be sent and changes nothing."""
+    return Field(None, description=why, json_schema_extra={"ignored": True})
+
+
+def _declared(refusal: Refusal, why: str) -> Any:
+    declared: FieldInfo = Field(None, description=f"Refused: {why}")  # type: ignore[assignment]
+    declared.metadata.append(refusal)
+    return declared
+
+
+def refusal_of(field: FieldInfo) -> Refusal | None:
+    """Why the field is refused; None if it is not."""
+    return next((item for item in field.metadata if isinstance(item, Refusal)), None)
+
+
+def is_ignored(field: FieldInfo) -> bool:
+    """Whether the field changes nothing."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("ignored"))
+
+
+def wrong(message: str) -> PydanticCustomError:
+    """For validators: the value breaks a rule; ``message`` goes on after the name and the value."""
+    return PydanticCustomError("invalid_value", "{message}", {"message": message})
+
+
+def wrong_field(name: str, message: str) -> PydanticCustomError:
+    """For validators of a whole body: one field does not go with another; ``message`` goes on after its name."""
+    return _fault("invalid_value", name, message)
+
+
+def body_error(faults: Iterable[ErrorDetails]) -> ApiError:
+    """The answer to a body that was refused: its first fault."""
+    fault = next(iter(faults))
+    kind, context = fault["type"], fault.get("ctx", {})
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {context.get('error', fault['msg'])}", code="invalid_json")
+    param = _param((*fault["loc"], *([context["name"]] if "name" in context else [])))
+    if "name" in context:
+        return ApiError(400, f"{param} {context['message']}", param=param, code=kind)
+    if kind == "missing":
+        return ApiError(
+            400, f"{param or 'the body'} is missing", param=param or None, code="missing_required_parameter"
+        )
+    if not param:
+        return ApiError(400, f"the body is no JSON object: {_SHORT.repr(fault['input'])}", code="invalid_type")
+    message = context["message"] if kind == "invalid_value" else _sentence(fault)
+    code = "invalid_type" if kind in _MUST else "invalid_value"
+    return ApiError(400, f"{param} is {_SHORT.repr(fault['input'])}; {message}", param=param, code=code)
+
+
+def _fault(kind: Any, name: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, "{message}", {"name": name, "message": message})
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    found = get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _param(places: tuple[int | str, ...]) -> str:
+    """``("body", "messages", 0, "role")`` as ``messages[0].role``."""
+    text = ""
+    for place in places[1:] if places[:1] == ("body",) else places:
+        text += f"[{place}]" if isinstance(place, int) else f".{place}" if text else place
+    return text
+
+
+def _sentence(fault: ErrorDetails) -> str:
+    if (must := _MUST.get(fault["type"])) is not None:
+        return f"it must be {must}"
+    message = fault["msg"].replace("Input should", "It must", 1)
+    return message[:1].lower() + message[1:]

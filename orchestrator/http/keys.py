@@ -1,0 +1,77 @@
+"""API keys: who may ask. Kept as hashes, compared in constant time, never logged."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orchestrator.http.errors import ApiError
+from pilotfish.errors import InvalidArgumentError
+
+OPEN_PATHS = frozenset({"/health"})
+"""Served without a key: a load balancer has none."""
+
+
+def read_keys(given: Iterable[str], file: Path | None) -> list[str]:
+    """The keys given and those of a file, one a line; empty lines and those that start with # are skipped.
+
+    Raises:
+        InvalidArgumentError: a key is no printable ASCII without spaces, the file cannot be read or has no key. Keys
+            are never part of a message.
+    """
+    keys = list(given)
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise InvalidArgumentError(f"api_key_file is {file}, which cannot be read: {error}") from error
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise InvalidArgumentError(f"api_key_file is {file}, which has no key; write one a line")
+        keys += found
+    for index, key in enumerate(keys):
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise InvalidArgumentError(f"API key {index} is empty or has a space or a character that is no ASCII")
+    return keys
+
+
+class Keys:
+    """ASGI middleware that lets only those pass who have one of the keys.
+
+    Args:
+        app: the next.
+        keys: any of them will do.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._hashes = [sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the call on, or answers 401."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not self._is_known(key.strip()):
+                await _refusal(bool(key)).response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, key: str) -> bool:
+        """Takes as long whichever key is compared, and however much of it is right."""
+        found = sha256(key.encode("utf-8", "surrogateescape")).digest()
+        return sum(hmac.compare_digest(found, known) for known in self._hashes) > 0
+
+
+def _refusal(has_key: bool) -> ApiError:
+    message = "the API key is not one of this server's" if has_key else "this server wants an API key"
+    return ApiError(
+        401,
+        f"{message}; send it as Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

@@ -1,0 +1,79 @@
+"""From a body's fields to what the rest of Pilotfish calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.admission import Asked
+from orchestrator.core.acceptance import Rule
+from orchestrator.generation import Ask
+from orchestrator.http.bodies import Classic, Sampling
+from orchestrator.http.errors import invalid
+from pilotfish.errors import InvalidArgumentError
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's; over gRPC nothing said is greedy."""
+
+
+def asked(body: Sampling, max_tokens: int, **others: Any) -> Asked:
+    """How to sample, as the body says."""
+    values: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        "top_k": 0 if body.top_k == -1 else body.top_k,
+        "top_p": body.top_p,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "min_tokens": body.min_tokens,
+        "ignore_eos": bool(body.ignore_eos),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "banned_token_ids": tuple(body.banned_token_ids or ()),
+        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
+        "acceptance": None if body.acceptance is None else Rule[body.acceptance.upper()],
+        "draft_length": body.draft_length,
+        **others,
+    }
+    known = {}
+    for name, value in values.items():
+        if name in Asked.__dataclass_fields__:
+            known[name] = value
+        elif value not in (None, (), {}):
+            raise invalid(name, f"{name} is not supported yet", "unsupported_parameter")
+    return Asked(**known)
+
+
+def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], **others: Any) -> Asked:
+    """``asked`` with what responses do not have."""
+    for name in ("logprobs", "prompt_logprobs", "response_format", "structured_outputs"):
+        if getattr(body, name) not in (None, False):
+            raise invalid(name, f"{name} is not supported yet", "unsupported_parameter")
+    return asked(
+        body,
+        max_tokens,
+        n=body.n,
+        seed=body.seed,
+        stop=tuple(stops),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=body.logit_bias,
+        **others,
+    )
+
+
+def ask(body: Sampling, prompt: Sequence[int], how: Asked) -> Ask:
+    """One prompt's request."""
+    return Ask(prompt, how, body.model, priority=body.priority or 0, timeout_s=body.timeout)
+
+
+def room(prompt: Sequence[int], max_len: int) -> int:
+    """Tokens that fit behind a prompt.
+
+    Raises:
+        InvalidArgumentError: none does.
+    """
+    if len(prompt) >= max_len > 0:
+        raise InvalidArgumentError(
+            f"prompt is {len(prompt)} tokens long; prompt and completion together may have {max_len}", "prompt"
+        )
+    return max(1, max_len - len(prompt))

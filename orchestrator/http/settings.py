@@ -1,0 +1,36 @@
+"""Settings of the gateway, part of the orchestrator's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode
+
+from pilotfish.settings import Settings
+
+
+def _split(value: object) -> object:
+    """As they stand in the environment: between commas."""
+    return [key.strip() for key in value.split(",")] if isinstance(value, str) else value
+
+
+class HttpSettings(Settings):
+    """What is served over HTTP, and to whom."""
+
+    http: str = ""
+    """HOST:PORT to serve the OpenAI-compatible API on; port 0 takes a free one. Without it, there is gRPC only."""
+
+    api_key: Annotated[list[SecretStr], NoDecode, BeforeValidator(_split)] = Field(default_factory=list)
+    """Key that HTTP clients must send; give it once for each, in the environment with commas between them. Other users
+    of a machine can read flags: the environment and --api-key-file are better places."""
+
+    api_key_file: Path | None = None
+    """File with further keys, one a line."""
+
+    http_max_body_bytes: int = Field(8 << 20, ge=1)
+    """Largest body of an HTTP request; larger ones are refused with 413."""
+
+    http_max_requests: int = Field(1024, ge=1)
+    """HTTP requests that are answered at the same time; more are refused with 429."""

@@ -1,0 +1,268 @@
+"""Tool calls: how a model writes them, and what becomes of that text.
+
+Two ways of writing are known, told apart by the model's chat template:
+
+- Hermes, Qwen, SmolLM3: ``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, any number, text before them
+- Llama 3 and all others: ``{"name": "f", "parameters": {...}}`` and nothing else
+
+A call that is forced (``tool_choice`` required or by name) is written under a grammar, so that its arguments can be
+streamed as they come. Where the model is free to call or not, a call is told apart from text only once it is complete
+and names one of the tools; everything else stays text, as it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_ARGUMENT_NAMES = ("arguments", "parameters")
+_BEGINNING = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:' + "|".join(_ARGUMENT_NAMES) + r')"\s*:\s*(?=\{)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """A call of a function; its arguments follow."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the arguments of the call that began last: a piece of JSON."""
+
+    json: str
+
+
+Part = Words | CallBegins | Arguments
+
+
+class Writing(ABC):
+    """How a model writes calls."""
+
+    argument_name: str
+    """Key of the arguments."""
+    beginning: str = ""
+    """What an answer that must be a call starts with, before the grammar takes over."""
+    closing: str = ""
+    """Text that ends each of several calls."""
+
+    def schema(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """JSON Schema of one call of one of these functions.
+
+        Args:
+            tools: ``{"name": ..., "parameters": JSON Schema or absent}``.
+        """
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool["name"]},
+                    self.argument_name: tool.get("parameters") or {"type": "object"},
+                },
+                "required": ["name", self.argument_name],
+                "additionalProperties": False,
+            }
+            for tool in tools
+        ]
+        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+    @abstractmethod
+    def reader(self, names: Collection[str]) -> Reader:
+        """For an answer that may call one of the functions."""
+
+
+class Reader(ABC):
+    """Tells calls from text in an answer that comes in pieces."""
+
+    @abstractmethod
+    def push(self, text: str) -> Iterator[Part]:
+        """What became certain with more text."""
+
+    def finish(self) -> Iterator[Part]:
+        """What is certain once no more text comes."""
+        return iter(())
+
+
+class Text(Reader):
+    """For answers that cannot call anything."""
+
+    def push(self, text: str) -> Iterator[Part]:
+        """The text itself."""
+        if text:
+            yield Words(text)
+
+
+class ForcedCall(Reader):
+    """For one call under a grammar: streams the arguments as they come."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._end: _ObjectEnd | None = None  # None before the arguments
+
+    def push(self, text: str) -> Iterator[Part]:
+        """The name once it is complete, then the arguments."""
+        if self._end is None:
+            self._text += text
+            if (match := _BEGINNING.match(self._text)) is None:
+                return
+            yield _call(json.loads(match[1]))
+            text, self._end = self._text[match.end() :], _ObjectEnd()
+        if arguments := self._end.take(text):
+            yield Arguments(arguments)
+
+
+class _ObjectEnd:
+    """Finds the end of a JSON object that comes in pieces and starts with its first brace."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_text = self._is_escaped = self._is_over = False
+
+    def take(self, text: str) -> str:
+        """As much of the text as belongs to the object."""
+        for index, character in enumerate(text):
+            if self._is_over:
+                return text[:index]
+            self._step(character)
+        return text
+
+    def _step(self, character: str) -> None:
+        if self._in_text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif character == "\\":
+                self._is_escaped = True
+            elif character == '"':
+                self._in_text = False
+        elif character == '"':
+            self._in_text = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            self._is_over = self._depth == 0
+
+
+class _Hermes(Writing):
+    argument_name = "arguments"
+    beginning = _OPEN + "\n"
+    closing = _CLOSE
+
+    def reader(self, names: Collection[str]) -> Reader:
+        return _TaggedCalls(names)
+
+
+class _TaggedCalls(Reader):
+    """Text, and calls in tags; white space around calls is no text."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._held = ""  # what could be white space before a call, the beginning of a tag, or a call from its tag on
+        self._has_called = False
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Text at once, but for what is held; calls when they are complete."""
+        self._held += text
+        while (start := self._held.find(_OPEN)) >= 0:
+            end = self._held.find(_CLOSE, start)
+            if end < 0:
+                yield from self._release(len(self._held[:start].rstrip()))
+                return
+            call, rest = self._held[start + len(_OPEN) : end], self._held[end + len(_CLOSE) :]
+            if (parts := _parse(call, self._names)) is None:  # looks like one, and is text
+                yield from self._release(end + len(_CLOSE))
+                continue
+            yield from self._release(len(self._held[:start].rstrip()))
+            yield from parts
+            self._held, self._has_called = rest, True
+        yield from self._release(len(self._held[: self._open_tag()].rstrip()))
+
+    def finish(self) -> Iterator[Part]:
+        """What was held back; an answer may end without the last closing tag."""
+        before, tag, call = self._held.partition(_OPEN)
+        parts = _parse(call, self._names) if tag else None
+        if parts is not None:
+            yield from self._release(len(before.rstrip()))
+            yield from parts
+        elif not self._has_called or self._held.strip():
+            yield from self._release(len(self._held))
+
+    def _release(self, length: int) -> Iterator[Part]:
+        text, self._held = self._held[:length], self._held[length:]
+        if text:
+            yield Words(text)
+
+    def _open_tag(self) -> int:
+        """Where a tag could begin that is not complete, else the end."""
+        lengths = range(min(len(_OPEN) - 1, len(self._held)), 0, -1)
+        found = next((length for length in lengths if self._held.endswith(_OPEN[:length])), 0)
+        return len(self._held) - found
+
+
+class _Bare(Writing):
+    argument_name = "parameters"
+
+    def reader(self, names: Collection[str]) -> Reader:
+        return _BareCall(names)
+
+
+class _BareCall(Reader):
+    """Text, or one call and nothing else."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._held: str | None = ""  # while it could be a call
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Text at once if it does not start like a call."""
+        if self._held is None:
+            yield Words(text)
+            return
+        self._held += text
+        if self._held.strip() and not self._held.lstrip().startswith("{"):
+            text, self._held = self._held, None
+            yield Words(text)
+
+    def finish(self) -> Iterator[Part]:
+        """The call, or what only looked like one."""
+        if self._held:
+            yield from _parse(self._held, self._names) or [Words(self._held)]
+
+
+def writing_of(template: str) -> Writing:
+    """How a model with this chat template writes calls."""
+    return _Hermes() if _OPEN in template else _Bare()
+
+
+def _parse(text: str, names: Collection[str]) -> list[Part] | None:
+    """The call that a text is; None if it is none of a known function."""
+    try:
+        call = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(call, dict) or call.get("name") not in names:
+        return None
+    arguments: Any = next((call[key] for key in _ARGUMENT_NAMES if key in call), {})
+    if not isinstance(arguments, dict):
+        return None
+    return [_call(call["name"]), Arguments(json.dumps(arguments, ensure_ascii=False))]
+
+
+def _call(name: str) -> CallBegins:
+    return CallBegins(f"call_{secrets.token_hex(12)}", name)
