@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class OracleHead(Drafter):
         self._pairs: dict[int, tuple[torch.Tensor, int] | None] = {}
         self.held = 0
         self.fed = 0
+        self.has_run = threading.Event()
 
     @property
     def info(self) -> ModelInfo:
@@ -71,6 +73,7 @@ class OracleHead(Drafter):
             nodes += drafted
             parents += above
             first, page, self.fed = first + length, page + len(pages), self.fed + length
+        self.has_run.set()
         ints = [np.array(values, np.int32) for values in (counts, nodes, parents)]
         return Proposals(*ints)
 

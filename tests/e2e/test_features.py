@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,37 @@ from tiny_models import load_reference
 from pilotfish import SamplingParams
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.runtime.loading import LoadedModel
-from pilotfish.steps import Grant, TargetResult, TargetStep
+from pilotfish.steps import Grant, Ints, TargetResult, TargetStep
 from target_svc.engine import TargetEngine
 
 FEATURES = ("hidden.0", "hidden.2", "final")
 PROMPTS = ["A pilot fish swims ahead. ", "a", "Once upon a time there was a small fish, " * 4, "def f(x):\n"]
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+class PatientTarget(TargetEngine):
+    """Computes nothing while features are on their way to the head: that catches up then, however slow it is."""
+
+    def __init__(self, model: LoadedModel, head: OracleHead) -> None:
+        super().__init__(model, pages=256, features=FEATURES)
+        self._head_has_run = head.has_run
+
+    def run(self, grant: Grant, step: TargetStep) -> TargetResult:
+        assert self._head_has_run.wait(60)
+        return super().run(grant, step)
+
+
+def hold_target_while_read(deployment: Deployment, head: OracleHead) -> None:
+    """Of one row at a time, as another's proposal would end the wait."""
+    loop = deployment.orchestrator.loop
+    read_features = loop._read_features
+
+    async def read(grant: Grant, slots: Ints) -> Any:
+        head.has_run.clear()
+        return await read_features(grant, slots)
+
+    head.has_run.set()  # nothing is on its way yet
+    loop._read_features = read
 
 
 @pytest.fixture(scope="module")
@@ -59,44 +85,49 @@ def test_every_pair_is_true_and_texts_are_the_targets_own(
 
 def test_seeded_texts_do_not_depend_on_what_a_head_drafts(tiny_folder: Path, tiny_target: LoadedModel) -> None:
     head = OracleHead(tiny_folder, tiny_target)
-    deployed = Deployment(tiny_folder, tiny_target, (head,), features=FEATURES, draft_tree=10)
-    accepted = 0  # by all: how soon a head has caught up with a long prompt is a matter of time
+    deployed = Deployment(tiny_folder, lambda: PatientTarget(tiny_target, head), (head,), draft_tree=10)
     with deployed as deployment, deployment.client() as client:
+        hold_target_while_read(deployment, head)
         for seed, prompt in enumerate(PROMPTS):
             texts = set()
             for length in (0, 2, 5):
                 params = SamplingParams(max_tokens=60, temperature=0.6, seed=seed, draft_length=length, ignore_eos=True)
                 completion = client.generate(prompt, params)
                 texts.add(completion.token_ids)
-                accepted += completion.usage.accepted
+                assert (completion.usage.accepted > 0) == (length > 0)
                 assert length or not completion.usage.drafted
             assert len(texts) == 1
-    assert accepted > 0
 
 
 def test_a_replica_that_joins_in_the_middle_of_a_request_drafts_as_one_that_was_there(
     tiny_folder: Path, tiny_target: LoadedModel, reference: dict[str, tuple[int, ...]]
 ) -> None:
     head, prompt = OracleHead(tiny_folder, tiny_target), PROMPTS[2]
+    joined = threading.Event()
 
-    class PatientTarget(TargetEngine):
-        """Takes its time until the replica is there."""
+    class LonelyTarget(PatientTarget):
+        """Computes a few tokens alone, and no more until the head is there."""
+
+        alone = 4
 
         def run(self, grant: Grant, step: TargetStep) -> TargetResult:
-            time.sleep(0 if head.fed else 0.03)
+            self.alone -= 1
+            assert self.alone >= 0 or joined.wait(60)
             return super().run(grant, step)
 
-    def engine() -> PatientTarget:
-        return PatientTarget(tiny_target, pages=256, features=FEATURES)
-
-    with Deployment(tiny_folder, engine, (head,)) as deployment, deployment.client() as client:
+    with Deployment(tiny_folder, lambda: LonelyTarget(tiny_target, head), (head,)) as deployment:
+        hold_target_while_read(deployment, head)
         deployment.call(deployment.drafts[0].stop())
-        stream = client.stream(prompt, SamplingParams(max_tokens=120, ignore_eos=True))
-        pieces = iter(stream)
-        for _ in range(3):
-            assert next(pieces).drafted == 0
-        deployment.call(deployment.start_draft(0, deployment.drafts[0].address))
-        list(pieces)
+        with deployment.client() as client:
+            stream = client.stream(prompt, SamplingParams(max_tokens=120, ignore_eos=True))
+            pieces = iter(stream)
+            for _ in range(3):
+                assert next(pieces).drafted == 0
+            deployment.call(deployment.start_draft(0, deployment.drafts[0].address))
+            while not deployment.look(lambda scheduler: bool(scheduler.drafting.replicas)):
+                pass
+            joined.set()
+            list(pieces)
         usage = stream.result.usage
         assert stream.result.token_ids == reference[prompt]
         assert usage.accepted == usage.drafted > 0
