@@ -405,15 +405,20 @@ def draw(p: np.ndarray, sampling: SamplingRows, row: int, purpose: Purpose, posi
     return int(ids[noise.race(keys, ids.astype(np.int64), p[ids])])
 
 
-def plain_text(prompt: list[int], count: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
+def prompt(seed: int, length: int) -> list[int]:
+    """Any tokens."""
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def plain_text(start: list[int], count: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
     """What the target alone would write: the slow twin of everything here (match rule)."""
-    history = tuple(prompt)
+    history = tuple(start)
     for _ in range(count):
         p = processed(law(history), temperature)
         ids = p.nonzero()[0]
         keys = np.array([noise.key(seed, Purpose.MATCH, 0, len(history))])
         history = (*history, int(ids[noise.race(keys, ids.astype(np.int64), p[ids])]))
-    return list(history[len(prompt) :])
+    return list(history[len(start) :])
 
 
 def _flat(arrays: list[np.ndarray], dtype: type) -> np.ndarray:

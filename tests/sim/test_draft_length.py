@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import plain_text
+from fakes import plain_text, prompt
 from simulator import Costs, Simulator
 from virtual import Virtual, always, cpu, draft, saturated
 
@@ -134,10 +134,6 @@ def adaptive_simulator(agreement: float, draft_step: int = 100) -> Simulator:
     simulator.open_target(pages=200)
     simulator.open_draft("d0", pages=200, agreement=agreement, costs=Costs(draft_step, 1))
     return simulator
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 50, length).tolist()
 
 
 @pytest.mark.parametrize("agreement", [0.0, 0.6, 1.0])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
+import events
 import pytest
-from fakes import STATES, VOCAB, plain_text
+from fakes import STATES, VOCAB, plain_text, prompt
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from simulator import Costs, Simulator
 
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.scheduler import Limits
 from pilotfish.steps import FeatureRule
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
 def deployed(limits: Limits | None = None, agreement: float = 0.6, costs: Costs | None = None) -> Simulator:
@@ -138,3 +136,21 @@ def test_what_waits_for_a_prefill_is_not_taken_for_the_time_of_a_pass() -> None:
             delayed[follows].add(simulator.scheduler._timed[-1].was_delayed)
         follows = any("follows" in line for line in simulator.trace[before:])
     assert delayed == {True: {True}, False: {False}}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    happened=events.lists(
+        80,
+        events.submissions(most_prompt=50, most_tokens=40, most_seed=2, draft_lengths=st.sampled_from([1, 1, 1, 0])),
+        events.openings(most_pages=48),
+        *events.HEADS,
+    ),
+    step_tokens=st.sampled_from([7, 256]),
+)
+def test_any_mix_of_events_leaves_true_pairs_and_exact_texts(happened: list[events.Event], step_tokens: int) -> None:
+    """Preempted, cancelled, moved, late, lost, opened anew: every pair is checked whenever a head reads it."""
+    simulator = Simulator(Limits(max_rows=6), draft_deadline=2000)
+    simulator.open_target(pages=32, features=STATES)
+    simulator.open_draft("d", pages=40, features=STATES, max_step_tokens=step_tokens)
+    events.Player(simulator, pages=32, features=STATES).play(happened)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
+import events
 import numpy as np
 import pytest
-from fakes import STATES, VOCAB, FakeHead, grant, plain_text
+from fakes import STATES, FakeHead, grant, plain_text, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulator import Costs, Simulator
+from simulator import Simulator
 
 from orchestrator.core.acceptance import Rule
-from orchestrator.core.requests import State
 from orchestrator.core.scheduler import Limits
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from pilotfish.steps import Capabilities
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
 def deployed(limits: Limits | None = None, pages: int = 64, **options: object) -> Simulator:
@@ -298,75 +294,22 @@ def test_a_read_that_answers_other_features_is_given_up() -> None:
     assert simulator.requests["r"].generated == 20
 
 
-lengths = st.one_of(st.none(), st.integers(0, 6))
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 60), st.integers(1, 40), lengths, st.integers(0, 4)),
-        st.tuples(st.just("round"), st.integers(1, 6)),
-        st.tuples(st.just("cancel"), st.integers(0, 30)),
-        st.tuples(st.just("lose draft")),
-        st.tuples(st.just("open head"), st.integers(4, 40), st.sampled_from([0.0, 0.5, 1.0])),
-        st.tuples(st.just("open draft"), st.integers(4, 30)),
-        st.tuples(st.just("reads take"), st.integers(0, 3)),
-        st.tuples(st.just("fail reads")),
-        st.tuples(st.just("lose target")),
-        st.tuples(st.just("open target"), st.integers(24, 48)),
-    ),
-    max_size=80,
-)
-
-
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(operations=operations, tree_nodes=st.sampled_from([0, 9]), budget=st.sampled_from([8, 64]))
+@given(
+    happened=events.lists(
+        80,
+        events.submissions(most_prompt=60, most_tokens=40, most_seed=4),
+        events.openings(most_pages=48),
+        *events.HEADS,
+    ),
+    tree_nodes=st.sampled_from([0, 9]),
+    budget=st.sampled_from([8, 64]),
+)
 def test_any_mix_of_events_leaves_true_pairs_and_exact_texts(
-    operations: list[tuple], tree_nodes: int, budget: int
+    happened: list[events.Event], tree_nodes: int, budget: int
 ) -> None:
     """Every pair is checked whenever a head reads it, through rejections, trees, preemption, joins and failed reads."""
     simulator = Simulator(Limits(max_rows=6, max_prefill_tokens=budget, tree_nodes=tree_nodes), draft_deadline=2000)
     simulator.open_target(pages=32, features=STATES)
     simulator.open_draft("d", pages=40, agreement=0.7, branches=1 + (tree_nodes > 0), features=STATES)
-    names, replicas, cancelled = 0, 0, set()
-    for operation, *arguments in operations:
-        if operation == "submit":
-            length, max_tokens, draft_length, sampled = arguments
-            options = {"temperature": float(sampled > 0), "seed": sampled}
-            if sampled >= 3:
-                options["rule"] = Rule.RATIO if sampled == 3 else Rule.BLOCK
-            simulator.submit(f"r{names}", prompt(names % 5, length), max_tokens, draft_length, **options)
-            names += 1
-        elif operation == "round":
-            for _ in range(arguments[0]):
-                simulator.round()
-        elif operation == "cancel" and names:
-            simulator.cancel(f"r{arguments[0] % names}")
-            cancelled.add(f"r{arguments[0] % names}")
-        elif operation == "lose draft" and simulator.replicas:
-            simulator.lose_draft(next(iter(simulator.replicas)))
-        elif operation == "open head" and len(simulator.replicas) < 3:
-            replicas += 1
-            costs = Costs(2500 if replicas % 4 == 0 else 100, 1)  # every fourth is late
-            branches = 1 + (tree_nodes > 0)
-            states = (STATES, STATES[1:], STATES[::-1])[replicas % 3]
-            simulator.open_draft(f"h{replicas}", arguments[0], arguments[1], branches, costs, features=states)
-        elif operation == "open draft" and len(simulator.replicas) < 3:
-            replicas += 1
-            simulator.open_draft(f"d{replicas}", arguments[0])
-        elif operation == "reads take":
-            simulator.read_rounds = arguments[0]
-        elif operation == "fail reads":
-            simulator.fail_reads()
-        elif operation == "lose target" and simulator.target is not None:
-            simulator.lose_target()
-        elif operation == "open target" and simulator.target is None:
-            simulator.open_target(arguments[0], features=STATES)
-        simulator.check()
-    if simulator.target is None:
-        simulator.open_target(32, features=STATES)
-    simulator.run()
-    for name, request in simulator.requests.items():
-        assert request.state is State.FINISHED
-        assert request.features is None
-        params, text = request.params, simulator.texts[name]
-        if name in cancelled or params.rule is not Rule.MATCH or not text:
-            continue  # without a text it could not fit a smaller target and was failed
-        assert text == plain_text(request.prompt.tolist(), params.max_tokens, params.temperature, params.seed)
+    events.Player(simulator, pages=32, features=STATES).play(happened)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+import events
 import pytest
-from fakes import VOCAB, plain_text
+from fakes import VOCAB, plain_text, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulator import Costs, Simulator
@@ -14,10 +14,6 @@ from orchestrator.core.requests import State
 from orchestrator.core.scheduler import Limits
 from pilotfish.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from pilotfish.steps import ProposalKind
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 4, 8])
@@ -355,67 +351,19 @@ def test_a_replica_lost_in_the_middle_of_a_round_keeps_the_text(lost_after: str)
     assert simulator.texts["r"] == plain_text(prompt(1, 40), 30)
 
 
-lengths = st.one_of(st.none(), st.integers(0, 6))
-operations = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("submit"), st.integers(1, 40), st.integers(1, 30), lengths, st.integers(0, 3), st.integers(-1, 1)
-        ),
-        st.tuples(st.just("round"), st.integers(1, 4)),
-        st.tuples(st.just("cancel"), st.integers(0, 30)),
-        st.tuples(st.just("lose draft")),
-        st.tuples(st.just("open draft"), st.integers(4, 30), st.sampled_from([0.0, 0.5, 1.0])),
-        st.tuples(st.just("lose target")),
-        st.tuples(st.just("open target"), st.integers(20, 40)),
-    ),
-    max_size=60,
-)
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(operations=operations, tree_nodes=st.sampled_from([0, 0, 9]), budget=st.sampled_from([8, 64]))
+@given(
+    happened=events.lists(
+        60,
+        events.submissions(most_prompt=40, most_tokens=30, most_seed=3),
+        events.openings(most_pages=40),
+    ),
+    tree_nodes=st.sampled_from([0, 0, 9]),
+    budget=st.sampled_from([8, 64]),
+)
 def test_any_mix_of_events_leaves_sound_pools_and_exact_texts(
-    operations: list[tuple], tree_nodes: int, budget: int
+    happened: list[events.Event], tree_nodes: int, budget: int
 ) -> None:
-    """Every pool is checked after every round; texts of requests that were not cancelled are the target's own."""
     simulator = Simulator(Limits(max_rows=6, max_prefill_tokens=budget, tree_nodes=tree_nodes))
     simulator.open_target(pages=24)
-    branches = 2 if tree_nodes else 1
-    names, replicas, cancelled = 0, 0, set()
-    for operation, *arguments in operations:
-        if operation == "submit":
-            length, max_tokens, draft_length, sampled, priority = arguments
-            options = {"temperature": float(sampled > 0), "seed": sampled, "priority": priority}
-            if sampled == 3:
-                options["rule"] = Rule.RATIO
-            simulator.submit(f"r{names}", prompt(names % 5, length), max_tokens, draft_length, **options)
-            names += 1
-        elif operation == "round":
-            for _ in range(arguments[0]):
-                simulator.round()
-        elif operation == "cancel" and names:
-            simulator.cancel(f"r{arguments[0] % names}")
-            cancelled.add(f"r{arguments[0] % names}")
-        elif operation == "lose draft" and simulator.replicas:
-            simulator.lose_draft(next(iter(simulator.replicas)))
-        elif operation == "open draft" and len(simulator.replicas) < 3:
-            simulator.open_draft(f"d{replicas}", arguments[0], arguments[1], branches)
-            replicas += 1
-        elif operation == "lose target" and simulator.target is not None:
-            simulator.lose_target()
-        elif operation == "open target" and simulator.target is None:
-            simulator.open_target(arguments[0])
-        simulator.check()
-    if simulator.target is None:
-        simulator.open_target(24)
-    simulator.run()
-    simulator.check()
-    for name, request in simulator.requests.items():
-        assert request.state is State.FINISHED
-        if name in cancelled or request.params.rule is not Rule.MATCH:
-            continue
-        params = request.params
-        if len(simulator.texts[name]) == 0:
-            continue  # it could not fit a smaller target and was failed
-        expected = plain_text(request.prompt.tolist(), params.max_tokens, params.temperature, params.seed)
-        assert simulator.texts[name] == expected
+    events.Player(simulator, pages=24).play(happened)

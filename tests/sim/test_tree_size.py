@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from fakes import plain_text
+from fakes import plain_text, prompt
 from simulator import Costs, Simulator
 from virtual import Virtual, always, cpu, saturated
 
@@ -145,10 +145,6 @@ def tree_simulator(agreement: float, tree_nodes: int | None, branches: int = 3) 
     simulator.open_target(pages=300)
     simulator.open_draft("d0", pages=600, agreement=agreement, branches=branches, costs=Costs(50, 0))
     return simulator
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 50, length).tolist()
 
 
 def nodes_drafted(simulator: Simulator) -> list[int]:
