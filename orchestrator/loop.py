@@ -32,7 +32,7 @@ from orchestrator.core.scheduler import Run, Scheduler, TargetBatch
 from orchestrator.outputs import Output
 from orchestrator.trace import NO_TRACE, Trace
 from orchestrator.usage import RoundTimes
-from orchestrator.workers import Reply, WorkerStream
+from orchestrator.workers import Backoff, Reply, WorkerStream
 from pilotfish.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -154,6 +154,8 @@ class Loop:
         self.scheduler = scheduler
         self._read_features = read_features
         self._reads: set[asyncio.Task[_Answered]] = set()
+        self._read_backoff = Backoff()
+        self._no_reads_before = 0.0  # time.perf_counter seconds: the last one failed
         self._early: list[_Asked] = []  # sent with the last answer of the target
         self._trace = trace
         trace.watch(scheduler)
@@ -209,6 +211,7 @@ class Loop:
             self.draft_lost(address, error)
             misfit.close(error)  # its link tries again, and says why that is no use
         self._given_up = None
+        self._read_again()
         if self._giving_up is not None:
             self._giving_up.cancel()
         self._wake.set()
@@ -287,7 +290,8 @@ class Loop:
             await asyncio.wait({reply}, timeout=SETTLE_S)
         self.scheduler.choose_draft_lengths()
         await self._send(self.scheduler.plan_catch_up(batch))
-        self._reads |= {self._begin(read, target.grant) for read in self.scheduler.plan_reads(batch)}
+        if time.perf_counter() >= self._no_reads_before:
+            self._reads |= {self._begin(read, target.grant) for read in self.scheduler.plan_reads(batch)}
         early_plans = self.scheduler.plan_early(batch)
         await self._follow(clock)  # first, so that rows catch up however quickly the target answers
         while self._reads and not reply.done():
@@ -343,11 +347,23 @@ class Loop:
             except PilotfishError as error:
                 log.warning("no features to catch up with: %s; their rows go on without proposals", error)
                 drafting.give_up(answer.read)
+                self._read_later()
                 continue
+            self._read_again()
             clock.read(answer.begin, answer.end, answer.features)
             self._trace.read(answer.begin, answer.end, len(answer.read.slots))
             if plan is not None:
                 clock.sent(await self._send({answer.read.replica.name: plan}))
+
+    def _read_later(self) -> None:
+        """What failed once would fail again in the next round, and in every one."""
+        now = time.perf_counter()
+        if now >= self._no_reads_before:  # of reads side by side the first to fail counts
+            self._no_reads_before = now + self._read_backoff.failed()
+
+    def _read_again(self) -> None:
+        self._read_backoff.succeeded()
+        self._no_reads_before = 0.0
 
     async def _collect(self, asked: Sequence[_Asked], vocab_size: int, clock: RoundClock) -> dict[str, Proposal]:
         """Waits for proposals until the deadline; rows of a replica without a sound answer get none."""

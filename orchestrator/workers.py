@@ -106,6 +106,22 @@ class _Sent(Generic[Step, Result]):
     reply: asyncio.Future[Reply[Result]]
 
 
+class Backoff:
+    """Waits between attempts: each failure doubles the next one, up to a limit."""
+
+    def __init__(self) -> None:
+        self._wait = RETRY_S[0]
+
+    def failed(self) -> float:
+        """Seconds to wait now."""
+        wait, self._wait = self._wait, min(2 * self._wait, RETRY_S[1])
+        return wait
+
+    def succeeded(self) -> None:
+        """The next failure is a first one."""
+        self._wait = RETRY_S[0]
+
+
 class WorkerStream(Generic[Step, Result]):
     """One open Execute stream.
 
@@ -321,7 +337,7 @@ class WorkerLink(Generic[Step, Result]):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        wait = RETRY_S[0]
+        backoff = Backoff()
         while True:
             opened_at = time.monotonic()
             try:
@@ -336,9 +352,8 @@ class WorkerLink(Generic[Step, Result]):
                     log.warning("%s", error)
                 self._last_error = error
             if time.monotonic() - opened_at > STEADY_S:
-                wait = RETRY_S[0]
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RETRY_S[1])
+                backoff.succeeded()
+            await asyncio.sleep(backoff.failed())
 
     async def _serve(self, stream: WorkerStream[Step, Result]) -> None:
         try:

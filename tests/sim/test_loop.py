@@ -8,12 +8,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
+import pytest
 from fakes import STATES, FakeHead, FakeTarget, grant, plain_text
 
+from orchestrator import workers
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.scheduler import Limits, Run, Scheduler
 from orchestrator.loop import Loop
-from orchestrator.workers import Reply
+from orchestrator.workers import Backoff, Reply
 from pilotfish.errors import DeadlineExceededError, PilotfishError, UnavailableError
 from pilotfish.steps import Ints
 
@@ -60,16 +62,20 @@ class Stream:
 class Served:
     """A loop with a target, heads, and one request that drafts one token at a time; the test plays its rounds."""
 
-    def __init__(self, *heads: str) -> None:
-        self.target = FakeTarget(grant(64, features=STATES))
-        self.loop = Loop(Scheduler(Limits()), self._read, draft_timeout_s=0.01, target_timeout_s=1.0)
-        self._open(self.loop.target_opened, Stream("target", self.target))
+    def __init__(self, *heads: str, prompt_length: int = 10) -> None:
+        self.loop = Loop(Scheduler(Limits()), self._read, draft_timeout_s=0.01, target_timeout_s=60.0)
+        self.open_target()
         self.heads = {name: self.open_head(name) for name in heads}
-        prompt = np.arange(10, dtype=np.int32)
+        self.reads, self.reads_fail = 0, False
+        prompt = np.arange(prompt_length, dtype=np.int32)
         self.request = Request("r", prompt, Params(max_tokens=40, draft_length=1))
         self.text: list[int] = []
         self.expected = plain_text(prompt.tolist(), 40)
         self.loop.submit(self.request, self)  # type: ignore[arg-type]
+
+    def open_target(self) -> None:
+        self.target = FakeTarget(grant(64, features=STATES))
+        self._open(self.loop.target_opened, Stream("target", self.target))
 
     def open_head(self, name: str) -> Stream:
         return self._open(self.loop.draft_opened, Stream(name, FakeHead(grant(64, features=STATES), agreement=0.6)))
@@ -91,6 +97,9 @@ class Served:
             await self.rounds(1)
 
     async def _read(self, given: Any, slots: Ints) -> Any:
+        self.reads += 1
+        if self.reads_fail:
+            raise UnavailableError("not today")
         return self.target.read_features(slots)
 
     # As an ``Output``
@@ -146,3 +155,47 @@ def test_what_an_old_stream_still_owes_does_not_end_the_new_one() -> None:
         assert served.text == served.expected
 
     play(scene())
+
+
+def test_a_read_that_fails_is_not_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new target is asked at once."""
+    monkeypatch.setattr(workers, "RETRY_S", (3600.0, 3600.0))
+
+    async def scene() -> None:
+        served = Served("d0", prompt_length=45)
+        served.reads_fail = True
+        await served.rounds(12)
+        assert served.reads == 1
+        served.loop.target_lost("target", UnavailableError("the worker closed the stream"))
+        served.open_target()
+        served.reads_fail = False
+        await served.finish()
+        assert served.reads > 1
+        assert served.heads["d0"].steps[-1].draft_lengths.any()
+        assert served.text == served.expected
+
+    play(scene())
+
+
+def test_a_read_is_tried_again_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "RETRY_S", (0.0, 0.0))
+
+    async def scene() -> None:
+        served = Served("d0", prompt_length=45)
+        served.reads_fail = True
+        await served.rounds(12)
+        assert served.reads > 3
+        assert not served.heads["d0"].steps
+        served.reads_fail = False
+        await served.finish()
+        assert served.heads["d0"].steps[-1].draft_lengths.any()
+        assert served.text == served.expected
+
+    play(scene())
+
+
+def test_waits_double_up_to_a_limit_until_something_succeeds() -> None:
+    backoff = Backoff()
+    assert [backoff.failed() for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    backoff.succeeded()
+    assert backoff.failed() == 0.1
