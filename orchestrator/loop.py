@@ -28,7 +28,9 @@ import numpy.typing as npt
 from orchestrator.core.drafting import DraftPlan, FeatureRead
 from orchestrator.core.proposals import Proposal
 from orchestrator.core.requests import Request
-from orchestrator.core.scheduler import Run, Scheduler, TargetBatch
+from orchestrator.core.rounds import Run
+from orchestrator.core.scheduler import Scheduler
+from orchestrator.core.target_steps import TargetBatch
 from orchestrator.outputs import Output
 from orchestrator.trace import NO_TRACE, Trace
 from orchestrator.usage import RoundTimes

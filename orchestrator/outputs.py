@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason, StopScanner
-from orchestrator.core.scheduler import Run
+from orchestrator.core.rounds import Run
 from orchestrator.tokenizer import Detokenizer
 from orchestrator.usage import RoundTimes, Usage, UsageMeter
 from pilotfish.errors import PilotfishError

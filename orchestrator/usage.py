@@ -8,7 +8,7 @@ from statistics import median
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.requests import Request
-from orchestrator.core.scheduler import Run
+from orchestrator.core.rounds import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ longer drafts the paths to prepare for would multiply, and the ordinary schedule
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,8 @@ import numpy.typing as npt
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.drafting import Drafting, DraftPlan, DraftRow, Replica
 from orchestrator.core.requests import DraftPlace, Request
+from orchestrator.core.target_steps import RowPlan, TargetBatch
 from pilotfish.steps import DraftStep, DrawRule, FeatureRule, Ints, TargetResult, empty_ints
-
-if TYPE_CHECKING:
-    from orchestrator.core.scheduler import RowPlan, TargetBatch
 
 Longs = npt.NDArray[np.int64]
 

@@ -25,40 +25,24 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import NamedTuple
 
-import numpy as np
-
-from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept
-from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
-from orchestrator.core.chains import match_chains, ratio_chains
-from orchestrator.core.draft_length import CHAINS, SIZES, DraftLengths, Round
+from orchestrator.core.acceptance import TokenKind, Verdict
+from orchestrator.core.draft_length import CHAINS, SIZES, DraftLengths
 from orchestrator.core.drafting import Drafting, DraftPlan, FeatureRead, Replica
 from orchestrator.core.early import EarlyPlan, fill, plan_early, settle
-from orchestrator.core.features import Features, count_of, split
-from orchestrator.core.finish import FinishReason, cut_run
+from orchestrator.core.finish import cut_run
 from orchestrator.core.pages import PagePool, RowCache
-from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
-from orchestrator.core.requests import PROPOSE_BEHIND, Params, Request, State
+from orchestrator.core.proposals import EMPTY, Proposal
+from orchestrator.core.requests import Params, Request, State
+from orchestrator.core.rounds import Run, Timed, asked_for, observed
 from orchestrator.core.shaping import NOTHING
+from orchestrator.core.target_steps import RowPlan, TargetBatch, TargetPlan, judge, split_features, target_step
 from pilotfish.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     OverloadedError,
 )
-from pilotfish.steps import (
-    Bytes,
-    DrawRule,
-    FeatureRule,
-    Grant,
-    Ints,
-    Supports,
-    TargetResult,
-    TargetStep,
-    empty_bytes,
-    require,
-    require_range,
-)
+from pilotfish.steps import Grant, TargetResult, require, require_range
 
 _ORDER = attrgetter("order")
 
@@ -99,69 +83,6 @@ class Target:
     step_id: int = 0
 
 
-@dataclass(slots=True)
-class RowPlan:
-    """One row of a target step: tokens ``[start, end)`` of the request, then its proposal."""
-
-    request: Request
-    cache: RowCache
-    start: int
-    end: int
-    is_round: bool
-    """It verifies, rather than prefills."""
-    wants_output: bool
-    """It reaches the request's last token."""
-    room: int = 0
-    """Nodes that its pages have room for."""
-    proposal: Proposal = EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class TargetPlan:
-    """Rows of the next target step, pages allocated, proposals to be filled in."""
-
-    rows: tuple[RowPlan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TargetBatch:
-    """A target step that is complete, and its rows in order."""
-
-    step: TargetStep
-    rows: tuple[RowPlan, ...]
-
-
-class Run(NamedTuple):
-    """What one answer of the target added to one request.
-
-    Attributes:
-        token_ids, kinds: the new tokens and how each came about, parallel.
-        drafted: longest path of the proposal that was judged.
-        is_round: whether it was a round, rather than the token that a prefill ends with.
-        reason: set if the request ended on a token.
-    """
-
-    request: Request
-    token_ids: tuple[int, ...]
-    kinds: tuple[TokenKind, ...]
-    drafted: int
-    is_round: bool
-    reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """A round that ended, and what it took."""
-
-    batch: TargetBatch
-    drafts: Sequence[DraftPlan]
-    caught_up: bool
-    was_delayed: bool
-    runs: Sequence[Run]
-    seconds: float
-    draft_seconds: float
-
-
 class Scheduler:
     """Requests, the target's pages, and the batches made of them.
 
@@ -181,7 +102,7 @@ class Scheduler:
         self._arrivals = 0
         self._lengths = DraftLengths(limits.sizes)
         self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
-        self._timed: list[_Timed] = []  # not yet learnt from
+        self._timed: list[Timed] = []  # not yet learnt from
 
     # Events
 
@@ -263,11 +184,11 @@ class Scheduler:
 
     def plan_catch_up(self, batch: TargetBatch) -> dict[str, DraftPlan]:
         """What each replica is to prefill while the target is busy with ``batch``."""
-        return self.drafting.plan_catch_up(self.rows, _prefilled(batch))
+        return self.drafting.plan_catch_up(self.rows, batch.prompt_tokens)
 
     def plan_reads(self, batch: TargetBatch) -> list[FeatureRead]:
         """What each replica that drafts on features needs to catch up; comes after ``plan_catch_up``."""
-        return self.drafting.plan_reads(self.rows, _prefilled(batch)) if self.drafting.has_heads else []
+        return self.drafting.plan_reads(self.rows, batch.prompt_tokens) if self.drafting.has_heads else []
 
     def plan_early(self, batch: TargetBatch) -> list[EarlyPlan]:
         """What replicas are to draft once the target has answered ``batch``, before the answer is judged."""
@@ -284,7 +205,7 @@ class Scheduler:
         """Learns from the round before, and sets the draft length of each row that leaves it to the server."""
         timed, self._timed = self._timed, []
         for each in timed:
-            self._lengths.learn(_round(each))
+            self._lengths.learn(observed(each))
         usable = [replica for replica in self.drafting.replicas.values() if not replica.is_late]
         drafters = {replica.grant.weights_hash for replica in usable}
         if not drafters <= self._drafters:
@@ -311,7 +232,7 @@ class Scheduler:
         replicas, asked = self.drafting.replicas, {plan.rows[0].place.replica for plan in drafts}
         caught_up = any(replica.caught_up for replica in replicas.values())
         was_delayed = any(replicas[name].is_behind for name in asked & replicas.keys())
-        self._timed.append(_Timed(batch, drafts, caught_up, was_delayed, runs, seconds, draft_seconds))
+        self._timed.append(Timed(batch, drafts, caught_up, was_delayed, runs, seconds, draft_seconds))
 
     def plan_target(self, drafts: Iterable[DraftPlan]) -> TargetPlan:
         """Chooses rows and allocates pages for the worst case of the proposals asked for.
@@ -320,7 +241,7 @@ class Scheduler:
             drafts: all that propose for it, the early ones first.
         """
         assert self.target is not None
-        running, preempted = self._plan_running({name: nodes for name, (_, nodes) in _asked(drafts).items()})
+        running, preempted = self._plan_running({name: nodes for name, (_, nodes) in asked_for(drafts).items()})
         used = sum(1 + row.room for row in running)
         budget = min(self.target.grant.max_step_tokens - used, self.limits.max_prefill_tokens)
         prefills: list[RowPlan] = []
@@ -342,18 +263,8 @@ class Scheduler:
                 row.proposal = proposals.get(row.request.id, EMPTY)
         copies, self.target.copies = self.target.copies, []
         self.target.step_id += 1
-        requests, tokens = [row.request for row in rows], token_rows([_part(row) for row in rows], copies)
-        params = params_of(requests)
-        step = TargetStep(
-            step_id=self.target.step_id,
-            rows=tokens,
-            sampling=sampling_rows(requests, params),
-            output_nodes=_output_nodes(rows, tokens.lengths),
-            draw_rules=params["draw_rule"],
-            supports=_supports(rows),
-            feature_rules=self._feature_rules(rows) if self.drafting.has_heads else empty_bytes(),
-        )
-        return TargetBatch(step, rows)
+        wants_features = self.drafting.wants_features if self.drafting.has_heads else None
+        return TargetBatch(target_step(self.target.step_id, rows, copies, wants_features), rows)
 
     def accept(self, batch: TargetBatch, result: TargetResult) -> list[Run]:
         """Judges proposals, commits tokens, and ends requests whose last token has come.
@@ -367,8 +278,8 @@ class Scheduler:
         step_id = batch.step.step_id
         require(result.step_id == step_id, "step_id", result.step_id, f"must be {step_id}")
         answered = [row for row in batch.rows if row.wants_output]
-        verdicts = _judge(answered, result, self.target.grant.vocab_size)
-        features = self._split_features(batch, verdicts, result)
+        verdicts = judge(answered, result, self.target.grant.vocab_size)
+        features = split_features(batch, verdicts, result, self.target.grant.feature_width)
         for row in batch.rows:
             if not row.wants_output and row.request.target is row.cache:
                 row.cache.commit(row.request.tokens, row.end)
@@ -471,19 +382,6 @@ class Scheduler:
         if request.params.is_shaped:
             _require_shapeable(request.params, grant)
 
-    def _feature_rules(self, rows: Sequence[RowPlan]) -> Bytes:
-        """The features of what a round may commit, and those of a short prompt; longer ones are read."""
-        rules = []
-        for row in rows:
-            wanted = self.drafting.wants_features(row.request) and row.end - row.start <= PROPOSE_BEHIND
-            # Of a single node the features are sent unseen, so that a step can be laid out for them; see ``early``.
-            by_draws = (
-                row.is_round and row.request.params.draw_rule is DrawRule.MATCH and len(row.proposal.token_ids) > 1
-            )
-            rule = FeatureRule.MATCHED if by_draws else FeatureRule.ALL
-            rules.append(rule if wanted else FeatureRule.NONE)
-        return np.array(rules, np.uint8)
-
     # Accepting
 
     def _accept_row(self, row: RowPlan, verdict: Verdict) -> Run:
@@ -511,29 +409,6 @@ class Scheduler:
         kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[:kept]
         return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason)
 
-    def _split_features(
-        self, batch: TargetBatch, verdicts: Sequence[Verdict], result: TargetResult
-    ) -> list[tuple[RowPlan, Features]]:
-        """The features of the slots that each row has computed and keeps, checked."""
-        assert self.target is not None
-        step, paths = batch.step, iter([verdict.path for verdict in verdicts])
-        if not len(step.feature_rules):
-            require(result.features is None, "features", "given", "none were asked for")
-            return []
-        kept = [next(paths) if row.wants_output else () for row in batch.rows]
-        rows = list(zip(step.feature_rules.tolist(), step.rows.lengths.tolist(), kept, strict=True))
-        counts = [count_of(rule, tokens, len(path)) for rule, tokens, path in rows]
-        found = []
-        for row, values, (rule, _, path) in zip(
-            batch.rows, split(result.features, counts, self.target.grant.feature_width), rows, strict=True
-        ):
-            if values is None:
-                continue
-            if row.is_round and rule == FeatureRule.ALL:
-                values = values[[0, *(node + 1 for node in path)]]
-            found.append((row, Features(row.end - 1 if row.is_round else row.start, values)))
-        return found
-
 
 def _require_shapeable(params: Params, grant: Grant) -> None:
     """The target can do what a request asks for, and leaves it a token to go on with."""
@@ -549,28 +424,6 @@ def _require_shapeable(params: Params, grant: Grant) -> None:
     require(left > 0, "allowed_token_ids", "used up", "bans and min_tokens must leave a token to go on with")
 
 
-def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> list[Verdict]:
-    """What stays of each row's proposal."""
-    proposals, requests = [row.proposal for row in rows], [row.request for row in rows]
-    if all(map(_is_plain, rows)):
-        return match_chains(proposals, plain_draws(result, proposals, vocab_size))
-    outputs = outputs_from(result, proposals, vocab_size)
-    if all(row.proposal.is_chain and row.request.params.rule is Rule.RATIO for row in rows):
-        seeds, rounds = [request.params.seed for request in requests], [request.round_index for request in requests]
-        return ratio_chains(proposals, outputs, seeds, rounds)
-    return [
-        accept(request.params.rule, proposal, output, NoiseChance(request.params.seed, request.round_index))
-        for request, proposal, output in zip(requests, proposals, outputs, strict=True)
-    ]
-
-
-def _is_plain(row: RowPlan) -> bool:
-    """Whether the target's draws alone decide, along a chain."""
-    proposal = row.proposal
-    is_matched = proposal.is_chain and not proposal.is_sampled and row.request.params.rule is Rule.MATCH
-    return is_matched or not len(proposal.token_ids)
-
-
 def _cache(request: Request) -> RowCache:
     assert request.target is not None
     return request.target
@@ -582,82 +435,5 @@ def _next_round_slots(request: Request) -> int:
     return min(request.length + 2 * (1 + request.draft_length), most)
 
 
-def _round(timed: _Timed) -> Round:
-    """A round as the choice of draft lengths sees it."""
-    asked = _asked(timed.drafts)
-    sizes = [nodes for length, nodes in asked.values() if nodes > length]
-    runs = [run for run in timed.runs if run.is_round]
-    judged = [run for run in runs if run.drafted]
-    kept = np.array([run.kinds.count(TokenKind.ACCEPTED) for run in judged], np.int64)
-    return Round(
-        seconds=timed.seconds,
-        draft_seconds=timed.draft_seconds,
-        rows=len(runs),
-        tokens=len(timed.batch.step.rows.token_ids),
-        committed=sum(len(run.token_ids) for run in runs),
-        depth=max((length for length, _ in asked.values()), default=0),
-        drafted=sum(nodes for _, nodes in asked.values()),
-        nodes=max(sizes, default=CHAINS),
-        replicas=len({plan.rows[0].place.replica for plan in timed.drafts}),
-        has_prefill=not all(row.is_round for row in timed.batch.rows),
-        caught_up=timed.caught_up,
-        was_delayed=timed.was_delayed,
-        judged=[run.request for run in judged],
-        kept=kept,
-        spoken_on=kept + np.array([_has_failed(run, *asked.get(run.request.id, (0, 0))) for run in judged], np.int64),
-    )
-
-
-def _prefilled(batch: TargetBatch) -> int:
-    """Prompt tokens of a batch."""
-    return sum(row.end - row.start for row in batch.rows if not row.is_round)
-
-
-def _has_failed(run: Run, length: int, nodes: int) -> bool:
-    """Whether the target wrote on where the proposal did not: it took another token, or a tree had no further one."""
-    if run.kinds[-1] is TokenKind.RECOVERED:
-        return True
-    is_leaf = run.kinds[-1] is TokenKind.BONUS and nodes > length
-    return is_leaf and len(run.kinds) - 1 < length
-
-
-def _asked(drafts: Iterable[DraftPlan]) -> dict[str, tuple[int, int]]:
-    """Longest path and most nodes that each row was asked for, by request id; as many of a chain."""
-    asked: dict[str, tuple[int, int]] = {}
-    for plan in drafts:
-        lengths = plan.step.draft_lengths
-        limits = plan.step.node_limits if len(plan.step.node_limits) else lengths
-        rows = zip(plan.rows, lengths.tolist(), limits.tolist(), strict=True)
-        asked |= {row.request.id: (length, limit) for row, length, limit in rows}
-    return asked
-
-
 def _grow_trees(replicas: Iterable[Replica]) -> bool:
     return any(replica.capabilities.tree_width for replica in replicas)
-
-
-def _part(row: RowPlan) -> RowPart:
-    tokens, proposal = row.request.tokens[row.start : row.end], row.proposal
-    parents = None if proposal.is_chain else proposal.parents
-    return RowPart(tokens, row.start, row.cache.table, proposal.token_ids, parents)
-
-
-def _output_nodes(rows: Sequence[RowPlan], lengths: Ints) -> Ints:
-    """The root and every node of a verification row; the last token of a prefill that ends here."""
-    wanted, ends = np.ones(lengths.sum(), np.bool_), np.cumsum(lengths)
-    for row, length, end in zip(rows, lengths.tolist(), ends.tolist(), strict=True):
-        if not row.is_round:
-            wanted[end - length : end] = False
-            wanted[end - 1] = row.wants_output
-    return wanted.nonzero()[0].astype(np.int32)
-
-
-def _supports(rows: Sequence[RowPlan]) -> Supports:
-    """The supports of the rows that want outputs, one group per output; none if nothing was sampled."""
-    supports = [row.proposal.supports for row in rows if row.wants_output]
-    if not any(len(support.token_ids) for support in supports):
-        return Supports()
-    return Supports(
-        np.concatenate([support.counts for support in supports]),
-        np.concatenate([support.token_ids for support in supports]),
-    )

@@ -18,7 +18,8 @@ from tiny_models import load_reference, make_tiny_llama
 
 from draft_svc.drafters import Proposals
 from draft_svc.drafters.model import ModelDrafter
-from orchestrator.core.scheduler import Run, Scheduler
+from orchestrator.core.rounds import Run
+from orchestrator.core.scheduler import Scheduler
 from pilotfish import AsyncClient, Client, SamplingParams
 from pilotfish.errors import (
     FailedPreconditionError,

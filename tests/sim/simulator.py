@@ -15,7 +15,9 @@ from fakes import FakeDraft, FakeHead, FakeTarget, grant
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.drafting import DraftPlan, FeatureRead
 from orchestrator.core.requests import Params, Request, State
-from orchestrator.core.scheduler import Limits, Run, Scheduler, TargetBatch
+from orchestrator.core.rounds import Run
+from orchestrator.core.scheduler import Limits, Scheduler
+from orchestrator.core.target_steps import TargetBatch
 from pilotfish.errors import PilotfishError
 from pilotfish.steps import DraftResult, ProposalKind
 

@@ -13,7 +13,8 @@ from fakes import STATES, FakeHead, FakeTarget, grant, plain_text
 
 from orchestrator import workers
 from orchestrator.core.requests import Params, Request
-from orchestrator.core.scheduler import Limits, Run, Scheduler
+from orchestrator.core.rounds import Run
+from orchestrator.core.scheduler import Limits, Scheduler
 from orchestrator.loop import Loop
 from orchestrator.workers import Backoff, Reply
 from pilotfish.errors import DeadlineExceededError, PilotfishError, UnavailableError

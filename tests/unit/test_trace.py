@@ -152,7 +152,7 @@ def test_a_worker_that_comes_back_is_the_same_process(tmp_path: Path) -> None:
 def test_a_scheduler_is_watched_and_does_the_same(tmp_path: Path) -> None:
     trace, scheduler = ChromeTrace(tmp_path / "t.json"), Scheduler(Limits())
     trace.watch(scheduler)
-    batch: Any = SimpleNamespace(rows=())
+    batch: Any = SimpleNamespace(rows=(), prompt_tokens=0)
     assert scheduler.plan_catch_up(batch) == Scheduler(Limits()).plan_catch_up(batch) == {}
     trace.close()
     assert [event["name"] for event in slices(tmp_path / "t.json", 1)] == ["plan catch up"]

@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason
 from orchestrator.core.requests import Params, Request
-from orchestrator.core.scheduler import Run
+from orchestrator.core.rounds import Run
 from orchestrator.usage import RoundTimes, UsageMeter
 
 A, R, B = TokenKind.ACCEPTED, TokenKind.RECOVERED, TokenKind.BONUS
