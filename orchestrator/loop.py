@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from orchestrator.core.drafting import DraftPlan, FeatureRead
+from orchestrator.core.draft_steps import DraftPlan, FeatureRead
 from orchestrator.core.proposals import Proposal
 from orchestrator.core.requests import Request
 from orchestrator.core.rounds import Run

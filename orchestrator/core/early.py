@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
-from orchestrator.core.drafting import Drafting, DraftPlan, DraftRow, Replica
+from orchestrator.core.draft_steps import DraftPlan, DraftRow
+from orchestrator.core.drafting import Drafting
+from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import DraftPlace, Request
 from orchestrator.core.target_steps import RowPlan, TargetBatch
 from pilotfish.steps import DraftStep, DrawRule, FeatureRule, Ints, TargetResult, empty_ints

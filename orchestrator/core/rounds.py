@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.draft_length import CHAINS, Round
-from orchestrator.core.drafting import DraftPlan
+from orchestrator.core.draft_steps import DraftPlan
 from orchestrator.core.finish import FinishReason
 from orchestrator.core.requests import Request
 from orchestrator.core.target_steps import TargetBatch

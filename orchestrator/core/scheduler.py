@@ -28,11 +28,13 @@ from operator import attrgetter
 
 from orchestrator.core.acceptance import TokenKind, Verdict
 from orchestrator.core.draft_length import CHAINS, SIZES, DraftLengths
-from orchestrator.core.drafting import Drafting, DraftPlan, FeatureRead, Replica
+from orchestrator.core.draft_steps import DraftPlan, FeatureRead
+from orchestrator.core.drafting import Drafting
 from orchestrator.core.early import EarlyPlan, fill, plan_early, settle
 from orchestrator.core.finish import cut_run
 from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, Proposal
+from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.rounds import Run, Timed, asked_for, observed
 from orchestrator.core.shaping import NOTHING

@@ -13,7 +13,7 @@ import numpy as np
 from fakes import FakeDraft, FakeHead, FakeTarget, grant
 
 from orchestrator.core.acceptance import TokenKind
-from orchestrator.core.drafting import DraftPlan, FeatureRead
+from orchestrator.core.draft_steps import DraftPlan, FeatureRead
 from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.rounds import Run
 from orchestrator.core.scheduler import Limits, Scheduler

@@ -1,0 +1,50 @@
+"""Draft replicas: what each can do, what it holds, and how much it is asked to catch up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.pages import PagePool
+from pilotfish.steps import Capabilities, Grant
+
+FIRST_ALLOWANCE, LEAST_ALLOWANCE = 64, 16
+"""Tokens that a replica catches up beside a target step without prompts; see ``Replica.begin_round``."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One draft replica, as long as its stream is open."""
+
+    name: str
+    grant: Grant
+    capabilities: Capabilities
+    pool: PagePool
+    columns: npt.NDArray[np.int64] | None = None
+    """Where its features stand among the target's; None: it wants none, or all of them as they are."""
+    is_late: bool = False
+    """It missed a deadline and still owes the answer: it gets no steps until it has given it."""
+    is_behind: bool = False
+    """It has not yet done with its last catch-up step, so that a proposal step would wait for it."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Slot copies to send with its next step."""
+    step_id: int = 0
+    caught_up: bool = False
+    """It was sent a catch-up step in the last round."""
+    allowance: int = FIRST_ALLOWANCE
+
+    @property
+    def wants_features(self) -> bool:
+        return bool(self.grant.features)
+
+    def begin_round(self, *, is_late: bool, is_behind: bool) -> None:
+        """Says where it stands now.
+
+        A catch-up step is to end before the target's does: the allowance doubles when it did, and halves when not.
+        """
+        if self.caught_up:
+            wanted = self.allowance // 2 if is_behind else 2 * self.allowance
+            self.allowance = min(max(wanted, LEAST_ALLOWANCE), self.grant.max_step_tokens)
+        self.is_late, self.is_behind, self.caught_up = is_late, is_behind, False
