@@ -8,6 +8,7 @@ Two tokenizers are known: ``bytes``, byte-level BPE that encodes any text (vocab
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -141,6 +143,18 @@ def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The folder as Hugging Face's own model, for comparison."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.train(False)
+
+
+def greedy_texts(folder: Path, prompts: Sequence[str], count: int, **options: Any) -> dict[str, tuple[int, ...]]:
+    """Token ids that Hugging Face writes after each prompt, ``count`` or up to the end token; options of its own."""
+    model, tokenizer = load_reference(folder), AutoTokenizer.from_pretrained(folder)
+    texts = {}
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt")
+        with torch.inference_mode():
+            out = model.generate(**ids, max_new_tokens=count, do_sample=False, **options)
+        texts[prompt] = tuple(out[0, ids["input_ids"].shape[1] :].tolist())
+    return texts
 
 
 def _randomise(model: Any, seed: int, sharpness: float) -> None:

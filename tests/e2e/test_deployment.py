@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from deployment import Deployment
-from tiny_models import load_reference, make_tiny_llama
+from tiny_models import greedy_texts, make_tiny_llama
 
 from draft_svc.drafters import Proposals
 from draft_svc.drafters.model import ModelDrafter
@@ -42,16 +41,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def reference(tiny_folder: Path) -> dict[str, tuple[int, ...]]:
     """What Hugging Face writes, greedily."""
-    from transformers import AutoTokenizer
-
-    model, tokenizer = load_reference(tiny_folder), AutoTokenizer.from_pretrained(tiny_folder)
-    texts = {}
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            out = model.generate(**ids, max_new_tokens=40, do_sample=False)
-        texts[prompt] = tuple(out[0, ids["input_ids"].shape[1] :].tolist())
-    return texts
+    return greedy_texts(tiny_folder, PROMPTS, 40)
 
 
 @pytest.mark.parametrize("draft_length", [1, 4, 8])

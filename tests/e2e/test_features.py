@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from deployment import Deployment
 from oracle_head import OracleHead
-from tiny_models import load_reference
+from tiny_models import greedy_texts
 
 from pilotfish import SamplingParams
 from pilotfish.errors import FailedPreconditionError
@@ -52,16 +51,7 @@ def hold_target_while_read(deployment: Deployment, head: OracleHead) -> None:
 @pytest.fixture(scope="module")
 def reference(tiny_folder: Path) -> dict[str, tuple[int, ...]]:
     """What Hugging Face writes, greedily, whatever its end token."""
-    from transformers import AutoTokenizer
-
-    model, tokenizer = load_reference(tiny_folder), AutoTokenizer.from_pretrained(tiny_folder)
-    texts = {}
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            out = model.generate(**ids, max_new_tokens=120, do_sample=False, eos_token_id=None, pad_token_id=3)
-        texts[prompt] = tuple(out[0, ids["input_ids"].shape[1] :].tolist())
-    return texts
+    return greedy_texts(tiny_folder, PROMPTS, 120, eos_token_id=None, pad_token_id=3)
 
 
 @pytest.mark.parametrize("tree", ["off", 12])

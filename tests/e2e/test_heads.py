@@ -15,7 +15,7 @@ import torch
 from deployment import Deployment
 from safetensors.torch import load_file, save_file
 from tiny_heads import FORMATS, HIDDEN, Written
-from tiny_models import load_reference, make_tiny_llama
+from tiny_models import greedy_texts, load_reference, make_tiny_llama
 
 from draft_svc.drafters import Drafter, Proposals, create_drafter
 from draft_svc.drafters.heads import to_tensor
@@ -87,20 +87,6 @@ def serving(target: Path, *drafters: Drafter, features: tuple[str, ...], **setti
         yield deployment
 
 
-def greedy(folder: Path, count: int = 40) -> dict[str, tuple[int, ...]]:
-    """What Hugging Face writes."""
-    from transformers import AutoTokenizer
-
-    model, tokenizer = load_reference(folder), AutoTokenizer.from_pretrained(folder)
-    texts = {}
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            out = model.generate(**ids, max_new_tokens=count, do_sample=False)
-        texts[prompt] = tuple(out[0, ids["input_ids"].shape[1] :].tolist())
-    return texts
-
-
 def seeded(client: Client, seed: int, **params: Any) -> list[tuple[int, ...]]:
     asked = SamplingParams(max_tokens=30, temperature=1.0, seed=seed, **params)
     return [client.generate(prompt, asked).token_ids for prompt in PROMPTS[:2]]
@@ -111,7 +97,7 @@ def seeded(client: Client, seed: int, **params: Any) -> list[tuple[int, ...]]:
 def test_a_head_changes_no_text(name: str, tree: str, target_folder: Path, tmp_path: Path) -> None:
     """Greedy text is Hugging Face's, seeded text what the target draws without a draft; alone and together."""
     drafter = Recording(load(FORMATS[name].write(tmp_path), target_folder, tree_width=4))
-    wanted, features = greedy(target_folder), drafter.info.features
+    wanted, features = greedy_texts(target_folder, PROMPTS, 40), drafter.info.features
     with (
         serving(target_folder, drafter, features=features, draft_tree=tree) as deployment,
         deployment.client() as client,
@@ -136,7 +122,10 @@ def test_a_head_changes_no_text(name: str, tree: str, target_folder: Path, tmp_p
 def test_single_tokens_are_drafted_from_both_outcomes_unless_told_not_to(
     early: bool, target_folder: Path, tmp_path: Path
 ) -> None:
-    drafter, wanted = Recording(load(FORMATS["own"].write(tmp_path), target_folder)), greedy(target_folder)
+    drafter, wanted = (
+        Recording(load(FORMATS["own"].write(tmp_path), target_folder)),
+        greedy_texts(target_folder, PROMPTS, 40),
+    )
     serve = serving(target_folder, drafter, features=drafter.info.features, early_drafts=early)
     with serve as deployment, deployment.client() as client:
         for prompt in PROMPTS:
