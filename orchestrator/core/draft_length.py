@@ -209,7 +209,7 @@ class DraftLengths:
         outlooks, rates = {}, {}
         for size in self._within_reach(menu):
             costs = Costs(self._rest.seconds, self._sizes[size].pass_seconds, replicas)
-            chances = self._sizes[size].survival.chances(rows)
+            chances = self._sizes[size].chances(rows)
             outlook = _Outlook(rows, free, chances, costs, size, is_present=size == self._size)
             lengths = outlook.best(candidates)
             outlooks[size] = outlook, lengths
@@ -224,7 +224,7 @@ class DraftLengths:
 
     def _within_reach(self, menu: tuple[int, ...]) -> tuple[int, ...]:
         """Sizes up to the first that too few rounds had: what a step of many more tokens takes is anybody's guess."""
-        unknown = (index for index, size in enumerate(menu) if self._sizes[size].rounds < FIRST)
+        unknown = (index for index, size in enumerate(menu) if not self._sizes[size].is_tried)
         return menu[: next(unknown, len(menu)) + 1]
 
     def _lost(self, seen: Round) -> float:
@@ -264,15 +264,27 @@ class _Size:
         self.survival: Survival = Survival(chains.survival if chains is not None else None, nodes)
         self._nodes, self._chains = nodes, chains
         self._passes = StepTimes()  # chains: over a pass's rows; trees: one level of the given rows
-        self.rounds = 0  # whose passes were timed
+        self._rounds = 0  # whose passes were timed
 
     @property
     def is_known(self) -> bool:
         """Whether a pass was timed."""
         return self._passes.is_known
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether enough rounds were timed to go by."""
+        return self._rounds >= FIRST
+
+    def chances(self, rows: Sequence[Request]) -> Doubles:
+        """See ``Survival.chances``; none beyond ``TRIAL`` before they are tried: hope grows deep trees."""
+        chances = self.survival.chances(rows)
+        if self._nodes and not self.is_tried:
+            chances[:, max(TRIAL) :] = 0.0
+        return chances
+
     def observe_passes(self, seen: Round) -> None:
-        self.rounds += 1
+        self._rounds += 1
         rows = seen.drafted / (self._nodes or seen.depth) / seen.replicas
         self._passes.observe(max(1.0, rows), seen.draft_seconds / seen.depth)
 

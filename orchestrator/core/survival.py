@@ -37,8 +37,8 @@ so that probe after probe does not bring the prior back."""
 
 
 HOPE = 8
-"""A tree of n nodes is hoped to miss, at each position, HOPE / (HOPE + n) as often as a chain: more than it will
-keep, so that it is tried, and soon known."""
+"""A tree of n nodes is hoped to miss HOPE / (HOPE + n) as often as a chain: less than it will, so that it is tried, and
+soon known. What its first positions show goes for the later ones, which few rounds reach."""
 
 
 class Survival:
@@ -86,18 +86,22 @@ class Survival:
 
     def _if_reached(self) -> list[float]:
         """Chance that a draft token is kept if all before it are, by position, as all rows have shown it."""
+        if self._chains is not None:
+            return self._if_reached_in_trees(self._chains._if_reached())
         found, prior = [], PRIOR
-        hoped = self._hoped()
-        for position, (kept, judged) in enumerate(self._shared.T.tolist()):
-            prior = (kept + PRIOR_COUNT * (prior if hoped is None else hoped[position])) / (judged + PRIOR_COUNT)
+        for kept, judged in self._shared.T.tolist():
+            prior = (kept + PRIOR_COUNT * prior) / (judged + PRIOR_COUNT)
             found.append(prior)
         return found
 
-    def _hoped(self) -> list[float] | None:
-        """What takes the place of the position before as prior."""
-        if self._chains is None:
-            return None
-        return [1 - (1 - chance) * HOPE / (HOPE + self._nodes) for chance in self._chains._if_reached()]
+    def _if_reached_in_trees(self, chains: list[float]) -> list[float]:
+        """As hoped at the first position; at each other one missed as often, beside a chain, as at the one before."""
+        found, missed = [], HOPE / (HOPE + self._nodes)
+        for chain, (kept, judged) in zip(chains, self._shared.T.tolist(), strict=True):
+            prior = 1 - missed * (1 - chain)
+            found.append((kept + PRIOR_COUNT * prior) / (judged + PRIOR_COUNT))
+            missed = min((1 - found[-1]) / (1 - chain), 1.0) if chain < 1 else missed
+        return found
 
 
 def _own_counts(rows: Sequence[Request]) -> Doubles:

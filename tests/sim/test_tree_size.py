@@ -11,7 +11,7 @@ from fakes import plain_text, prompt
 from simulator import Costs, Simulator
 from virtual import Virtual, always, cpu, saturated
 
-from orchestrator.core.draft_length import CHAINS, SIZES
+from orchestrator.core.draft_length import CHAINS, SIZES, TRIAL
 from orchestrator.core.requests import Request
 from orchestrator.core.scheduler import Limits
 
@@ -90,6 +90,23 @@ def test_a_size_is_tried_once_the_one_before_it_is_known() -> None:
         if size in asked:
             assert asked[: asked.index(size)].count(smaller) >= 3
     assert max(asked) > SIZES[1]
+
+
+@pytest.mark.parametrize("regime", ["cheap verification", "dear verification", "trees keep no more"])
+def test_a_size_is_tried_with_short_paths_first(regime: str) -> None:
+    """Hope alone grows trees as deep as can be, and every level of them is waited for."""
+    virtual = adaptive(1, *REGIMES[regime])
+    virtual.run(600)
+    tried = {CHAINS: 0}
+    deepest = max(TRIAL)
+    for lengths, size in last(virtual, 600):
+        if depth := max(lengths):
+            tried[size] = tried.get(size, 0) + 1
+            if tried[size] > 3:
+                deepest = max(deepest, depth)
+            elif size:
+                assert depth <= deepest, f"trees of {size}"
+    assert len(tried) > 1
 
 
 def test_a_batch_that_grows_turns_from_trees_to_chains_and_back() -> None:

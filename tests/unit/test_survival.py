@@ -93,3 +93,17 @@ def test_doubts_in_a_row_do_not_bring_the_prior_back() -> None:
     for _ in range(9):
         survival.doubt()
     assert survival.chances([request()])[0, 0] < 0.2
+
+
+def test_what_the_first_positions_of_trees_show_goes_for_later_ones() -> None:
+    """Trees that miss as often as chains are soon expected to miss as often at depths that none has reached."""
+    chains, row = Survival(), request()
+    play(chains, [row], [0.5], rounds=400, length=6, seed=3)
+    fresh, hopeful, sobered = (Survival(chains, 16) for _ in range(3))
+    observe(hopeful, row, kept=1, judged=1, times=40)
+    for kept in (0, 1, 0, 1) * 10:
+        observe(sobered, row, kept=kept, judged=1)
+    at_once, good, bad = (np.diff(np.log(each.chances([row])[0, :8])) for each in (fresh, hopeful, sobered))
+    assert np.exp(bad[1:]) == pytest.approx(np.full(6, 0.5), abs=0.12)
+    assert (good > at_once).all()
+    assert (at_once > bad).all()
