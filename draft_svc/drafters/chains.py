@@ -17,6 +17,7 @@ from draft_svc.drafters.children import drawn_children
 from draft_svc.drafters.trees import NO_SUPPORT, Nodes, Support
 from pilotfish.noise import Purpose
 from pilotfish.runtime import sampling
+from pilotfish.runtime.shaping import Shaper
 from pilotfish.runtime.slots import Longs
 from pilotfish.steps import DraftStep, Ints, ProposalKind, SamplingRows, TokenRows, empty_ints
 
@@ -46,8 +47,8 @@ class Run(Protocol):
         """Runs one drafted token of each row behind tokens of this run, i64[rows]."""
 
 
-def draft_chains(step: DraftStep, rows: Longs, run: Run) -> dict[int, Nodes]:
-    """Chains for those rows of a step, whose tokens are in ``run``; by row."""
+def draft_chains(step: DraftStep, rows: Longs, run: Run, shaper: Shaper | None = None) -> dict[int, Nodes]:
+    """Chains for those rows of a step, whose tokens are in ``run``; by row. ``shaper`` is that of the step."""
     chains: dict[int, list[int]] = {row: [] for row in rows.tolist()}
     supports: dict[int, list[Support]] = {row: [] for row in rows.tolist()}
     last_tokens = step.rows.row_offsets[1:][rows] - 1
@@ -55,7 +56,12 @@ def draft_chains(step: DraftStep, rows: Longs, run: Run) -> dict[int, Nodes]:
     depth = 0
     while len(rows):
         positions = next_tokens.starts.astype(np.int64) + run.ahead
-        tokens, drawn_from = draw(step, rows, run.logits(last_tokens), positions, run.token_ids)
+        logits = run.logits(last_tokens)
+        sampling.require_finite(logits, "the draft model")
+        if shaper is not None:
+            paths = [chains[row] for row in rows.tolist()]
+            shaper(logits, rows, paths.__getitem__)
+        tokens, drawn_from = draw(step, rows, logits, positions, run.token_ids)
         for row, token, support in zip(rows.tolist(), tokens.tolist(), drawn_from, strict=True):
             chains[row].append(token)
             supports[row].append(support)
@@ -88,7 +94,6 @@ def draw(
         positions: of the tokens drawn, i64[n].
         token_ids: as in ``Run``. Noise is keyed by these, so that it is the target's for the same token.
     """
-    sampling.require_finite(logits, "the draft model")
     kinds, supports = step.proposal_kinds[rows], [NO_SUPPORT] * len(rows)
     columns = sampling.likeliest(logits).to(logits.device)
     matched, sampled = (kinds == _MATCHED).nonzero()[0], (kinds == _SAMPLED).nonzero()[0]

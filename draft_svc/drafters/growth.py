@@ -7,9 +7,11 @@ if one is given, as in EAGLE-1 and Medusa.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from draft_svc.drafters import Proposals
 from draft_svc.drafters.chains import Run, draft_chains
@@ -18,6 +20,7 @@ from draft_svc.drafters.nodes import collect
 from draft_svc.drafters.tree_shapes import DEFAULT, Shape
 from draft_svc.drafters.trees import DynamicTree, Nodes, StaticTree, Tree
 from pilotfish.runtime import sampling
+from pilotfish.runtime.shaping import Shaper
 from pilotfish.runtime.slots import Bools, Longs, TreeRows
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
@@ -40,7 +43,13 @@ class TreeRun(Run, Protocol):
 
 
 def draft(
-    step: DraftStep, run: TreeRun, *, width: int, shape: Shape | None = None, drawn: Shape = DEFAULT
+    step: DraftStep,
+    run: TreeRun,
+    *,
+    width: int,
+    shape: Shape | None = None,
+    drawn: Shape = DEFAULT,
+    shaper: Shaper | None = None,
 ) -> Proposals:
     """Trees for the rows of a step that ask for one, chains for the others.
 
@@ -50,10 +59,12 @@ def draft(
         width: most nodes run per level of a tree; 0: chains only.
         shape: of all trees; None: they grow to the likeliest nodes.
         drawn: of trees whose tokens are sampled, which cannot grow so.
+        shaper: of the step.
     """
     is_tree = _wants_tree(step, width)
-    nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~is_tree), run)
-    nodes |= _draft_trees(step, np.flatnonzero(is_tree), run, width, shape, drawn)
+    nodes = draft_chains(step, np.flatnonzero((step.draft_lengths > 0) & ~is_tree), run, shaper)
+    rows = np.flatnonzero(is_tree).tolist()
+    nodes |= _draft_trees(step, {row: _plant(step, row, width, shape, drawn) for row in rows}, run, shaper)
     return collect(step, nodes)
 
 
@@ -64,15 +75,12 @@ def _wants_tree(step: DraftStep, width: int) -> Bools:
     return (step.node_limits > step.draft_lengths) & (step.draft_lengths > 0)
 
 
-def _draft_trees(
-    step: DraftStep, rows: Longs, run: TreeRun, width: int, shape: Shape | None, drawn: Shape
-) -> dict[int, Nodes]:
-    """Trees for those rows, i64[n], by row."""
-    growing = {row: _plant(step, row, width, shape, drawn) for row in rows.tolist()}
-    trees = dict(growing)
-    firsts = dict(zip(growing, (step.rows.row_offsets[1:][rows] - 1).tolist(), strict=True))
+def _draft_trees(step: DraftStep, trees: Mapping[int, Tree], run: TreeRun, shaper: Shaper | None) -> dict[int, Nodes]:
+    """Lets the trees of these rows grow; by row."""
+    growing, ends = dict(trees), step.rows.row_offsets.tolist()
+    firsts = {row: ends[row + 1] - 1 for row in growing}
     while growing:  # firsts: where each tree's part of the run begins; at first that is the root alone
-        _give_children(step, growing, firsts, run)
+        _give_children(step, growing, firsts, run, shaper)
         growing = {row: tree for row, tree in growing.items() if len(tree.frontier.token_ids)}
         if growing:
             parents = np.concatenate([firsts[row] + tree.frontier.parents for row, tree in growing.items()])
@@ -89,7 +97,9 @@ def _plant(step: DraftStep, row: int, width: int, shape: Shape | None, drawn: Sh
     return DynamicTree(limit, depth, width) if shape is None else StaticTree(shape, limit, depth, width)
 
 
-def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, int], run: TreeRun) -> None:
+def _give_children(
+    step: DraftStep, trees: dict[int, Tree], firsts: dict[int, int], run: TreeRun, shaper: Shaper | None
+) -> None:
     """Lets all trees grow by the logits of the nodes that were just run."""
     for kind in ProposalKind:
         chosen = {row: tree for row, tree in trees.items() if _kind(step, row) is kind}
@@ -97,7 +107,7 @@ def _give_children(step: DraftStep, trees: dict[int, Tree], firsts: dict[int, in
             continue
         counts = [max(len(tree.frontier.token_ids), 1) for tree in chosen.values()]
         tokens = np.concatenate([firsts[row] + np.arange(n) for row, n in zip(chosen, counts, strict=True)])
-        children = _children(step, kind, chosen, counts, tokens, run)
+        children = _children(step, kind, chosen, counts, tokens, run, shaper)
         first = 0
         for tree, count in zip(chosen.values(), counts, strict=True):
             own, columns = slice(first, first + count), slice(tree.branches)
@@ -113,13 +123,23 @@ def _kind(step: DraftStep, row: int) -> ProposalKind:
 
 
 def _children(
-    step: DraftStep, kind: ProposalKind, trees: dict[int, Tree], counts: list[int], tokens: Longs, run: TreeRun
+    step: DraftStep,
+    kind: ProposalKind,
+    trees: dict[int, Tree],
+    counts: list[int],
+    tokens: Longs,
+    run: TreeRun,
+    shaper: Shaper | None,
 ) -> Children:
     """Of all nodes just run, which are those tokens of the run, so many of each tree."""
     firsts, shared = run.distinct(tokens)
     logits = run.logits(tokens[firsts])
     sampling.require_finite(logits, "the draft model")
     most, rows = max(tree.branches for tree in trees.values()), np.repeat(np.array(list(trees)), counts)
+    if shaper is not None and shaper.shapes(rows):
+        logits = logits[torch.from_numpy(shared).to(logits.device)]  # each node by its own path
+        firsts = shared = np.arange(len(tokens))
+        shaper(logits, rows, _paths(trees).__getitem__)
     of_rows = sampling.take_rows(step.sampling, rows[firsts])
     after = (step.rows.starts + step.rows.lengths)[rows].astype(np.int64) + run.ahead
     if kind is ProposalKind.SAMPLED:
@@ -133,6 +153,12 @@ def _children(
         levels = np.repeat([tree.frontier.level + 1 for tree in trees.values()], counts)
         ranked = matched_children(logits, of_rows, (after + levels)[firsts], most, run.token_ids)
     return Children(ranked.token_ids[shared], ranked.scores[shared])
+
+
+def _paths(trees: dict[int, Tree]) -> list[list[int]]:
+    """Tokens that lead from each row's committed ones to its nodes just run; none to the root, which is committed."""
+    frontiers = [tree.frontier for tree in trees.values()]
+    return [path for frontier in frontiers for path in (frontier.paths.tolist() or [[]])]
 
 
 def _level(rows: TokenRows, trees: dict[int, Tree]) -> TreeRows:

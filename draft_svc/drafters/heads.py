@@ -33,6 +33,7 @@ from pilotfish.runtime.batch import Batch, build_batch, build_tree_batch
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
+from pilotfish.runtime.shaping import shaper_of_drafts
 from pilotfish.runtime.slots import Longs, TreeRows, slots_at, within
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
@@ -154,7 +155,10 @@ class FeatureDrafter(Drafter):
             batch = build_batch(step.rows, modules.page_size, modules.device)
             states = to_tensor(step.features).to(modules.device)
             outs = modules.run(batch, states, lambda: _slots_before(step.rows, modules.page_size), is_own=False)
-            return draft(step, _Run(modules, 0, outs), width=self.tree_width, shape=self._shape)
+            modules.write_tokens(batch)
+            columns, tokens = modules.head.token_ids, modules.token_ids
+            shaper = shaper_of_drafts(step, tokens, ahead=_Run.ahead, columns=columns)
+            return draft(step, _Run(modules, 0, outs), width=self.tree_width, shape=self._shape, shaper=shaper)
 
 
 class _Modules:
@@ -171,6 +175,15 @@ class _Modules:
             for width in widths
         ]
         self._attention = head.layers[0].create_attention(page_size)  # all modules have the same sizes
+
+    @property
+    def token_ids(self) -> Tensor:
+        """Token of every slot's pair, i32[pages, page_size]."""
+        return self._caches[0].token_ids
+
+    def write_tokens(self, batch: Batch) -> None:
+        """Notes the tokens of committed pairs: what penalties and grammars go by."""
+        self._caches[0].write_tokens(batch.slots, batch.token_ids)
 
     def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
         for cache in self._caches:

@@ -1,4 +1,4 @@
-"""Drafts with Medusa heads: all that they read is the target's state at a row's last slot; nothing is cached.
+"""Drafts with Medusa heads: all that they read is the target's state at a row's last slot. Only tokens are cached.
 
 Head j is asked for the (j+1)-th draft token, whatever the tokens before it are, so that a proposal is never longer
 than there are heads. (``medusa`` says what a head computes.) All ways of proposing are exact: the likeliest tokens
@@ -23,7 +23,8 @@ from draft_svc.drafters.tree_shapes import MEDUSA, Shape
 from pilotfish.runtime import cores
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.layers import OutputHead, Projection
-from pilotfish.runtime.slots import Longs, TreeRows
+from pilotfish.runtime.shaping import shaper_of_drafts
+from pilotfish.runtime.slots import Longs, TreeRows, written_slots
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
 
@@ -59,6 +60,8 @@ class MedusaDrafter(Drafter):
         info: what an orchestrator is told.
         dtype: of the states, as the heads read them.
         device: of the heads.
+        pages: of tokens.
+        page_size: slots per page.
         tree_width: most nodes with children on a level of a tree; 0: chains only.
         shape: of all trees; None: they grow to the likeliest nodes, and sampled ones are ``MEDUSA``.
     """
@@ -72,12 +75,15 @@ class MedusaDrafter(Drafter):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        pages: int,
+        page_size: int = 16,
         tree_width: int = 0,
         shape: Shape | None = None,
     ) -> None:
         self._heads, self._info, self._dtype, self._device = heads, info, dtype, device
         self.tree_width = tree_width if shape is None or not tree_width else shape.width
         self._shape = shape
+        self._token_ids = torch.zeros(pages, page_size, dtype=torch.int32)  # what penalties and grammars go by
 
     @property
     def info(self) -> ModelInfo:
@@ -94,7 +100,15 @@ class MedusaDrafter(Drafter):
             states = to_tensor(features[ends]).to(self._device, self._dtype)
             row_of_token = np.repeat(np.arange(len(ends)), step.rows.lengths)
             run = _Run(self._heads, 0, states, row_of_token)
-            return draft(step, run, width=self.tree_width, shape=self._shape, drawn=MEDUSA)
+            self._cache_tokens(step.rows)
+            shaper = shaper_of_drafts(step, self._token_ids, ahead=run.ahead, columns=run.token_ids)
+            return draft(step, run, width=self.tree_width, shape=self._shape, drawn=MEDUSA, shaper=shaper)
+
+    def _cache_tokens(self, rows: TokenRows) -> None:
+        tokens = self._token_ids.numpy().reshape(-1)
+        for source, place in rows.slot_copies.tolist():
+            tokens[place] = tokens[source]
+        tokens[written_slots(rows, self._token_ids.shape[1])] = rows.token_ids
 
 
 class _Run:

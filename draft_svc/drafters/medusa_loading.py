@@ -73,6 +73,8 @@ def load_medusa(config: DraftConfig, folder: Path) -> MedusaDrafter:
         info,
         dtype=kernels.activations,
         device=device,
+        pages=config.pages,
+        page_size=config.page_size,
         tree_width=config.tree_width,
         shape=shape,
     )

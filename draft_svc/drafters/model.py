@@ -13,6 +13,7 @@ from pilotfish.runtime import cores
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
+from pilotfish.runtime.shaping import shaper_of_drafts
 from pilotfish.runtime.slots import Longs
 from pilotfish.steps import DraftStep, ProposalKind, TokenRows
 
@@ -43,7 +44,8 @@ class ModelDrafter(Drafter):
     def propose(self, step: DraftStep) -> Proposals:
         with cores.working():
             run = _Run(self._model, step.rows, self._vocab_limit)
-            nodes = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), run)
+            shaper = shaper_of_drafts(step, self._model.cache.token_ids)
+            nodes = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), run, shaper)
         return collect(step, nodes)
 
 

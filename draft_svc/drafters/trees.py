@@ -58,6 +58,7 @@ class Frontier:
         parents: of each, its place in the frontier before, whose hidden state it continues; 0 at level 0. i64[m].
         slots: where each is cached, counted from the row's first slot that is not committed. i64[m].
         ancestors: slots, counted alike, of the nodes above each, the topmost first. i64[m, level].
+        paths: tokens of the nodes above each, and its own. i32[m, level + 1].
     """
 
     level: int
@@ -65,6 +66,7 @@ class Frontier:
     parents: Longs
     slots: Longs
     ancestors: Longs
+    paths: Ints
 
 
 class Nodes(NamedTuple):
@@ -110,18 +112,23 @@ class Tree(ABC):
 
 
 _NOT_BEGUN = Frontier(
-    -1, np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+    level=-1,
+    token_ids=np.zeros(0, np.int32),
+    parents=np.zeros(0, np.int64),
+    slots=np.zeros(0, np.int64),
+    ancestors=np.zeros((0, 0), np.int64),
+    paths=np.zeros((0, 0), np.int32),
 )
 
 
-def _next_frontier(before: Frontier, parents: Longs, token_ids: Longs, width: int) -> Frontier:
+def _next_frontier(before: Frontier, parents: Longs, tokens: Longs, width: int) -> Frontier:
     """The frontier of the level below, by the places of its nodes' parents in the one before."""
-    level = before.level + 1
+    level, token_ids = before.level + 1, tokens.astype(np.int32)
+    ancestors, paths = np.zeros((len(parents), 0), np.int64), token_ids[:, None]
     if level:
         ancestors = np.column_stack((before.ancestors[parents], before.slots[parents]))
-    else:
-        ancestors = np.zeros((len(parents), 0), np.int64)
-    return Frontier(level, token_ids.astype(np.int32), parents, level * width + np.arange(len(parents)), ancestors)
+        paths = np.column_stack((before.paths[parents], paths))
+    return Frontier(level, token_ids, parents, level * width + np.arange(len(parents)), ancestors, paths)
 
 
 class DynamicTree(Tree):

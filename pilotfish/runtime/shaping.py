@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.runtime.slots import Longs
-from pilotfish.steps import Ints, ShapingRows, TokenRows
+from pilotfish.steps import DraftStep, Ints, ShapingRows, TokenRows
 
 Path = Callable[[int], Sequence[int]]
 """Tokens that lead to a node from what its row has cached, its own the last; asked for nodes of rows that ask only."""
@@ -41,6 +41,28 @@ def read_history(token_ids: Tensor, rows: TokenRows, row: int, count: int) -> In
     index = torch.from_numpy(rows.page_ids[first : first + pages].astype(np.int64)).to(token_ids.device)
     tokens: Ints = token_ids.index_select(0, index).flatten()[:count].cpu().numpy()
     return tokens
+
+
+def shaper_of_drafts(
+    step: DraftStep, token_ids: Tensor, *, ahead: int = 0, columns: Tensor | None = None
+) -> Shaper | None:
+    """What shapes the logits of a draft step's nodes, once its own tokens are cached; None if no row asks.
+
+    Args:
+        step: validated.
+        token_ids: of all slots, i32[pages, page_size].
+        ahead, columns: as ``Shaper`` takes them.
+    """
+    shaping, rows = step.sampling.shaping, step.rows
+    if shaping is None:
+        return None
+    cached = rows.starts.astype(np.int64) + rows.lengths
+    read = partial(_read_cached, token_ids, rows, cached)
+    return Shaper(shaping, cached, read, ahead=ahead, columns=columns)
+
+
+def _read_cached(token_ids: Tensor, rows: TokenRows, cached: Longs, row: int) -> Ints:
+    return read_history(token_ids, rows, row, int(cached[row]))
 
 
 class Shaper:
