@@ -68,7 +68,7 @@ class Corpus:
         documents = [
             Document(captured, rows, columns, final)
             for path in shard_paths(folder)
-            for captured, rows in _with_teacher(Shard.read(path, self.manifest.feature_width), teacher.rows(path))
+            for captured, rows in _with_teacher(Shard.read(path, self.manifest.feature_width), teacher)
             if len(captured.token_ids) - captured.prompt_length >= 2
         ]
         self.train = [d for i, d in enumerate(documents) if not is_held_out(i)]
@@ -84,8 +84,8 @@ def _columns(manifest: Manifest, name: str) -> slice:
     return slice(columns[0], columns[-1] + 1)
 
 
-def _with_teacher(shard: Shard, rows: TeacherRows) -> Iterator[tuple[CapturedDocument, TeacherRows]]:
-    at = 0
+def _with_teacher(shard: Shard, teacher: Teacher) -> Iterator[tuple[CapturedDocument, TeacherRows]]:
+    rows, at = teacher.rows(shard), 0
     for document in shard.split():
         end = at + len(document.token_ids)
         yield document, rows.cut(at, end)

@@ -63,12 +63,12 @@ class Teacher:
         self._head = head
         self._manifest = manifest
         # Another vocabulary, or other weights, are another teacher.
-        digest = hashlib.sha256(head.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
-        self._folder = cache / f"teacher-{digest}"
+        self._folder = cache / f"teacher-{_digest(head.view(torch.int16))}"
 
-    def rows(self, shard: Path) -> TeacherRows:
+    def rows(self, shard: Shard) -> TeacherRows:
         """Of every token of a shard, in its order."""
-        kept = self._folder / shard.name
+        # Not by the shard's name: a capture that goes on writes its last shards anew under the same names.
+        kept = self._folder / f"{_digest(shard.token_ids)}.safetensors"
         if not kept.is_file():
             self._folder.mkdir(parents=True, exist_ok=True)
             part = kept.with_name(f"{kept.name}.{os.getpid()}.part")
@@ -79,8 +79,7 @@ class Teacher:
         return TeacherRows(tensors["ids"], tensors["logits"])
 
     @torch.inference_mode()
-    def _compute(self, path: Path) -> TeacherRows:
-        shard = Shard.read(path, self._manifest.feature_width)
+    def _compute(self, shard: Shard) -> TeacherRows:
         columns = self._manifest.columns(["final"])
         ids, logits = [], []
         for states in shard.features[:, columns[0] : columns[-1] + 1].split(_CHUNK):
@@ -88,3 +87,7 @@ class Teacher:
             logits.append(top.values)
             ids.append(top.indices.to(torch.int32))
         return TeacherRows(torch.cat(ids), torch.cat(logits))
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:16]

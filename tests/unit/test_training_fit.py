@@ -293,6 +293,16 @@ def test_an_epoch_visits_every_document_once(model: Path, data: Path) -> None:
     assert batches != epoch_batches(corpus.train, 100, seed=1, epoch=1)
 
 
+def test_shards_that_are_written_anew_are_taught_anew(model: Path, tmp_path: Path) -> None:
+    output = Target.load(model, Manifest.read(write_captured(tmp_path, model)), torch.bfloat16).output(torch.arange(64))
+    manifest = Manifest.read(tmp_path)
+    Corpus(tmp_path, ("final",), Teacher(output, manifest, tmp_path))
+    write_captured(tmp_path, model, seed=1)
+    again = Corpus(tmp_path, ("final",), Teacher(output, manifest, tmp_path)).train[0]
+    logits = again.captured.features[:, again.final] @ output.T
+    assert torch.equal(again.teacher.ids[:, 0].long(), logits.argmax(-1))
+
+
 @pytest.mark.parametrize("scheme", ["mtp", "eagle", "eagle3", "medusa", "distill"])
 def test_a_head_learns_what_it_is_shown(scheme: str, config: FitConfig) -> None:
     config = replace(config, scheme=scheme, visits=4000, lr=1e-2, save_every=1000, layers=2 if scheme == "mtp" else 1)
