@@ -67,6 +67,9 @@ class FitConfig:
         for name in ("layers", "batch_tokens", "visits", "save_every"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}; must be at least 1")
+        for name in ("warmup_steps", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; must be at least 0")
         if not self.lr > 0:
             raise InvalidArgumentError(f"lr is {self.lr}; must be above 0")
         if not 0 <= self.cooldown <= 1:

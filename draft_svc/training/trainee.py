@@ -12,6 +12,7 @@ from draft_svc.training.data import Batch, gather
 from draft_svc.training.heads import Head
 from draft_svc.training.losses import Candidates, judge
 from draft_svc.training.unroll import Step, unroll
+from pilotfish.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,15 @@ class Objective:
     """Share of the slots that go on behind step 0, drawn anew in every batch."""
     other_candidates: int = 512
     """Random tokens beside the teacher's likeliest that stand for the vocabulary in a batch; 0 takes all of it."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("steps", 1), ("decay", 0), ("hidden_weight", 0), ("other_candidates", 0)):
+            if not getattr(self, name) >= low:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; must be at least {low}")
+        if not self.teacher_temperature > 0:
+            raise InvalidArgumentError(f"teacher_temperature is {self.teacher_temperature}; must be above 0")
+        if not 0 < self.later_slots <= 1:
+            raise InvalidArgumentError(f"later_slots is {self.later_slots}; must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)

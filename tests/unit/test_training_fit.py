@@ -357,6 +357,7 @@ def test_text_of_another_model_is_refused(config: FitConfig, tmp_path: Path) -> 
         ({"scheme": "rest"}, "scheme is 'rest'; must be one of mtp"),
         ({"lr": 0.0}, "lr is 0.0; must be above 0"),
         ({"visits": 0}, "visits is 0; must be at least 1"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0; must be at least 0"),
         ({"cooldown": 2.0}, r"cooldown is 2.0; must be in \[0, 1\]"),
         ({"train_output": True}, "train_output is true; only eagle3"),
         ({"scheme": "eagle3", "norms": "none"}, "norms is 'none'; only mtp"),
@@ -365,6 +366,21 @@ def test_text_of_another_model_is_refused(config: FitConfig, tmp_path: Path) -> 
 def test_bad_settings_are_refused(change: dict[str, object], message: str, config: FitConfig) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         replace(config, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps is 0; must be at least 1"),
+        ({"decay": -0.5}, "decay is -0.5; must be at least 0"),
+        ({"hidden_weight": float("nan")}, "hidden_weight is nan; must be at least 0"),
+        ({"teacher_temperature": 0.0}, "teacher_temperature is 0.0; must be above 0"),
+        ({"later_slots": 0.0}, "later_slots is 0.0; must be above 0 and at most 1"),
+    ],
+)
+def test_bad_objectives_are_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        replace(Objective(), **change)
 
 
 def test_bad_layers_of_a_draft_model_are_refused(config: FitConfig, model: Path) -> None:
