@@ -159,6 +159,11 @@ def _take_norms(tensors: Tensors, config: Mapping[str, Any], width: int) -> None
             )
 
 
+def default_layers(layers: int) -> tuple[int, int, int]:
+    """After how many of a target's layers its states are taken where nobody says otherwise."""
+    return 2, layers // 2, layers - 3
+
+
 def _aux_layers(config: Mapping[str, Any], target: ModelConfig | None, switches: Switches) -> tuple[int, ...]:
     """After how many layers of the target each state is taken."""
     if switches.aux_layers is not None:
@@ -168,7 +173,7 @@ def _aux_layers(config: Mapping[str, Any], target: ModelConfig | None, switches:
         given = config.get(_AUX) if config.get(_AUX) is not None else nested.get(_AUX)
         if given is None:
             layers = require_target(target, "a head whose config.json does not name its layers").layers
-            given = [2, layers // 2, layers - 3]
+            given = list(default_layers(layers))
         if nested.get("use_aux_hidden_state") is False:
             raise InvalidArgumentError("use_aux_hidden_state is false; only heads on three states are built")
         if not isinstance(given, list) or not all(isinstance(k, int) for k in given):

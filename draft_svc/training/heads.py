@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draft_svc.drafters.eagle3 import default_layers
 from draft_svc.training.modules import DecoderLayer, Positions, RMSNorm
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
@@ -181,7 +182,11 @@ class Eagle3Head(RecurrentHead):
     def __init__(self, config: ModelConfig, layers: int = 1) -> None:
         super().__init__(config)
         hidden = config.hidden_size
-        self._taken = (2, config.layers // 2, config.layers - 3)
+        self._taken = default_layers(config.layers)
+        if len(set(self._taken)) < len(self._taken):
+            raise InvalidArgumentError(
+                f"scheme is 'eagle3'; a target of {config.layers} layers has no three states apart"
+            )
         self.features = tuple(f"hidden.{i}" for i in self._taken)
         self.fc = nn.Linear(len(self._taken) * hidden, hidden, bias=False)
         first = DecoderLayer(config, wide=True)

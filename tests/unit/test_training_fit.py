@@ -34,7 +34,7 @@ from pilotfish.runtime.config import ModelConfig
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("target"), layers=6, words=64, sharpness=8.0)
+    return make_tiny_llama(tmp_path_factory.mktemp("target"), layers=7, words=64, sharpness=8.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def config(model: Path, data: Path, tmp_path: Path) -> FitConfig:
         data=data,
         target_model=model,
         out=tmp_path / "out",
-        draft_layers=(0, 5),
+        draft_layers=(0, 6),
         draft_vocab=40,
         batch_tokens=128,
         visits=400,
@@ -346,7 +346,7 @@ def test_a_run_goes_on_only_as_it_was_begun(config: FitConfig) -> None:
 
 
 def test_text_of_another_model_is_refused(config: FitConfig, tmp_path: Path) -> None:
-    other = make_tiny_llama(tmp_path / "other", layers=6, words=64, seed=1)
+    other = make_tiny_llama(tmp_path / "other", layers=7, words=64, seed=1)
     with pytest.raises(FailedPreconditionError, match="the captured text is of tiny, whose weights are not those of"):
         Fit(replace(config, target_model=other))
 
@@ -385,9 +385,15 @@ def test_bad_objectives_are_refused(change: dict[str, float], message: str) -> N
 
 def test_bad_layers_of_a_draft_model_are_refused(config: FitConfig, model: Path) -> None:
     with pytest.raises(
-        InvalidArgumentError, match=r"draft_layers is \[0, 6\]; must be ascending numbers of .* 6 layers"
+        InvalidArgumentError, match=r"draft_layers is \[0, 7\]; must be ascending numbers of .* 7 layers"
     ):
-        create_head(replace(config, scheme="distill", draft_layers=(0, 6)), ModelConfig.from_folder(model))
+        create_head(replace(config, scheme="distill", draft_layers=(0, 7)), ModelConfig.from_folder(model))
+
+
+def test_a_target_too_shallow_for_eagle3_is_refused(config: FitConfig, model: Path) -> None:
+    shallow = replace(ModelConfig.from_folder(model), layers=6)
+    with pytest.raises(InvalidArgumentError, match="a target of 6 layers has no three states apart"):
+        create_head(replace(config, scheme="eagle3"), shallow)
 
 
 def test_the_learning_rate_rises_stays_and_falls(config: FitConfig) -> None:
@@ -404,7 +410,7 @@ def test_exports_have_the_names_of_the_public_formats(config: FitConfig) -> None
     settings = json.loads((config.out / "head" / "config.json").read_text())
     assert settings["architectures"] == ["PilotfishMTP"]
     sizes = ModelConfig.from_dict(settings | {"architectures": ["LlamaForCausalLM"]})
-    own = replace(sizes, layers=6, checkpoint_layers=6, prediction_layers=0)
+    own = replace(sizes, layers=7, checkpoint_layers=7, prediction_layers=0)
     assert own == ModelConfig.from_folder(config.target_model)
     assert settings["draft_vocab_size"] == len(tensors["d2t"]) == 40
     assert {"model.layers.0.eh_proj.weight", "model.layers.0.self_attn.q_proj.weight"} <= tensors.keys()

@@ -71,7 +71,7 @@ def capture(
         seed=seed,
     )
     folder = fetch(target_model)
-    names = _default_features(ModelConfig.from_folder(folder).layers) if features is None else features.split(",")
+    names = _every_scheme_reads(ModelConfig.from_folder(folder).layers) if features is None else features.split(",")
     config = CaptureConfig(plan=plan, features=tuple(names), max_tokens=max_tokens, max_len=max_len, rows=rows)
     use_threads(threads)
     with _progress(tokens) as on_progress:
@@ -86,9 +86,11 @@ def capture(
     )
 
 
-def _default_features(layers: int) -> list[str]:
-    """The three states of EAGLE-3 (HEADS.md, section 1.3) and the last one, which MTP, EAGLE-1 and Medusa take."""
-    return [*(f"hidden.{index}" for index in sorted({min(2, layers), layers // 2, max(layers - 3, 0)})), "final"]
+def _every_scheme_reads(layers: int) -> list[str]:
+    """The three states of EAGLE-3, as far as so few layers have them, and the last one, which the other heads take."""
+    from draft_svc.drafters.eagle3 import default_layers
+
+    return [*(f"hidden.{index}" for index in sorted(set(default_layers(layers))) if 0 <= index <= layers), "final"]
 
 
 @contextmanager
