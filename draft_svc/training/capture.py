@@ -45,7 +45,7 @@ class CaptureConfig:
     rows: int = 32
     """Written at once. More are faster, up to what the caches and the memory hold."""
     documents_per_shard: int = 64
-    """A killed capture loses what it had of one or two shards."""
+    """A killed capture loses what it had of shards that were not whole."""
 
     def __post_init__(self) -> None:
         limits = {

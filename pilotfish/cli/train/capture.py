@@ -54,7 +54,7 @@ def capture(
 
     They are computed as the target service computes them, batched the
     same way, so that a head sees in training what it will be given.
-    Ctrl-C loses a shard at most; the same command goes on.
+    Ctrl-C loses what makes no whole shard yet; the same command goes on.
 
     [dim]$ pilotfish train capture --prompts prompts.jsonl --ask-itself 0.5 --out data[/]
     """
