@@ -128,11 +128,10 @@ def evaluate(
     if weights_hash(target) != manifest.weights_hash:
         raise FailedPreconditionError(f"{data} holds text of {manifest.model_id}, not of the target in {target}")
     documents = read_documents(data, manifest, held_out=config.held_out)
-    longest = max((len(document.token_ids) for document in documents), default=0)
-    pages_per_row = -(-(longest + config.length) // _PAGE_SIZE)
-    settings = {"model": head, "target_model": target, "dtype": dtype, "page_size": _PAGE_SIZE}
+    pages = config.rows * _pages_per_row(documents, config)
+    settings = {"model": head, "target_model": target, "dtype": dtype, "page_size": _PAGE_SIZE, "pages": pages}
     # Not by the constructor, which would read the environment of a draft service.
-    drafter = create_drafter(DraftConfig.model_validate(settings | {"pages": max(config.rows * pages_per_row, 1)}))
+    drafter = create_drafter(DraftConfig.model_validate(settings))
     return evaluate_drafter(drafter, _lm_head(target), manifest, documents, config, on_anchor)
 
 
@@ -154,11 +153,10 @@ def evaluate_drafter(
         raise FailedPreconditionError(
             f"{info.model_id} speaks other tokens than {manifest.model_id}, whose text this is"
         )
-    longest = max((len(document.token_ids) for document in documents), default=0)
     replay = Replay(
         drafter,
         rows=config.rows,
-        pages_per_row=-(-(longest + config.length) // _PAGE_SIZE),
+        pages_per_row=_pages_per_row(documents, config),
         page_size=_PAGE_SIZE,
         columns=manifest.columns(info.features) if info.features else None,
     )
@@ -188,6 +186,12 @@ def evaluate_drafter(
         sampled=tuple(steps),
         expected_tokens_per_round=1 + float(np.cumprod(rates).sum()) if rates else None,
     )
+
+
+def _pages_per_row(documents: Sequence[CapturedDocument], config: EvaluationConfig) -> int:
+    """That the longest document takes, with a chain behind it."""
+    longest = max((len(document.token_ids) for document in documents), default=0)
+    return -(-(longest + config.length) // _PAGE_SIZE)
 
 
 def _judge_sampled(anchors: Iterator[Anchor], final: list[int], lm_head: Tensor, length: int) -> list[SampledStep]:
