@@ -1,4 +1,4 @@
-"""A trained drafter as a folder to be shipped: its files, and a model card that says how it came about. Pure text."""
+"""The model card of a trained drafter: how it came about, and what it accepts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def card(
     config: Mapping[str, Any],
     size_bytes: int,
     manifest: Manifest,
-    training: Training | None,
+    training: Training,
     found: Evaluation,
     license: str | None = None,
 ) -> str:
@@ -62,7 +62,7 @@ def card(
         config: its config.json.
         size_bytes: of its tensors.
         manifest: of the text that it was trained and judged on.
-        training: None if nobody knows.
+        training: how long.
         found: on documents that it was not trained on.
         license: of the head; None if its maker does not say.
     """
@@ -110,9 +110,7 @@ def _data(manifest: Manifest) -> str:
     return " ".join(lines)
 
 
-def _training(training: Training | None) -> str:
-    if training is None:
-        return "Not recorded."
+def _training(training: Training) -> str:
     minutes = training.seconds / 60
     return f"{training.steps} steps, {training.visits} visits of answer tokens, {minutes:.0f} minutes."
 

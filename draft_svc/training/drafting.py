@@ -16,6 +16,8 @@ from draft_svc.training.data import Batch, Document, epoch_batches
 from draft_svc.training.trainee import Trainee
 from draft_svc.training.unroll import unroll
 
+_BATCH_TOKENS = 2048  # drafted on at once
+
 
 @dataclass(frozen=True, slots=True)
 class ChainQuality:
@@ -34,7 +36,7 @@ class ChainQuality:
 
 @torch.inference_mode()
 def measure_chains(
-    trainee: Trainee, documents: Sequence[Document], vocabulary: Tensor, *, length: int = 4, batch_tokens: int = 2048
+    trainee: Trainee, documents: Sequence[Document], vocabulary: Tensor, *, length: int = 4
 ) -> ChainQuality | None:
     """Drafts chains through documents that the target answered greedily; None if there are none.
 
@@ -43,12 +45,11 @@ def measure_chains(
         documents: captured.
         vocabulary: i64[Vd], token of every draft id.
         length: of the chains, at most; Medusa drafts no more tokens than it has heads.
-        batch_tokens: drafted on at once.
     """
     greedy = [document for document in documents if document.is_greedy]
     length = min(length, trainee.head.depth or length)
     reached, rounds, text = torch.zeros(length + 1), 0, 0
-    for indices in epoch_batches(greedy, batch_tokens, seed=0, epoch=0):
+    for indices in epoch_batches(greedy, _BATCH_TOKENS, seed=0, epoch=0):
         batch = Batch.of([greedy[i] for i in indices], ahead=trainee.head.lead + length)
         accepted = _accepted(trainee, batch.to(vocabulary.device), vocabulary, length)
         drafting = batch.targets(batch.slots, batch.is_slot, trainee.head.lead)

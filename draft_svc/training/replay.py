@@ -49,7 +49,6 @@ class Drafting:
     kind: ProposalKind
     temperature: float = 0.0
     support_limit: int = 64
-    seed: int = 0
 
     def count(self, document: CapturedDocument) -> int:
         """Anchors of a document: those whose whole chain it can judge."""
@@ -149,7 +148,7 @@ class Replay:
                 top_ks=np.zeros(count, np.int32),
                 top_ps=np.ones(count, np.float32),
                 min_ps=np.zeros(count, np.float32),
-                seeds=np.array([drafting.seed + place.index for place in playing], np.uint64),
+                seeds=np.array([place.index for place in playing], np.uint64),
                 rounds=np.full(count, step_id, np.int64),
             ),
             draft_lengths=np.full(count, drafting.length, np.int32),

@@ -20,6 +20,9 @@ from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.steps import SamplingRows, TokenRows
 
+_PAGE_SIZE = 16
+_PREFILL_TOKENS = 256  # of prompts in a step, at most, beside the rows that decode
+
 
 @dataclass(slots=True)
 class Row:
@@ -62,23 +65,11 @@ class Writer:
         rows: at once, at most.
         max_len: longest row, in tokens.
         features: states kept at every token.
-        page_size: slots per page.
-        prefill_tokens: most prompt tokens in a step beside the rows that decode.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        rows: int,
-        max_len: int,
-        features: tuple[str, ...],
-        page_size: int = 16,
-        prefill_tokens: int = 256,
-    ) -> None:
-        self._pages_per_row = -(-max_len // page_size)
-        self._model = PagedModel(model, pages=rows * self._pages_per_row, page_size=page_size, features=features)
-        self._prefill_tokens = prefill_tokens
+    def __init__(self, model: LoadedModel, *, rows: int, max_len: int, features: tuple[str, ...]) -> None:
+        self._pages_per_row = -(-max_len // _PAGE_SIZE)
+        self._model = PagedModel(model, pages=rows * self._pages_per_row, page_size=_PAGE_SIZE, features=features)
         self._vocab_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
 
     @torch.inference_mode()
@@ -125,7 +116,7 @@ class Writer:
 
     def _lengths(self, rows: Sequence[Row]) -> list[int]:
         """New tokens of each row in this step; prompts wait for one another, rows that decode for nobody."""
-        budget, lengths = self._prefill_tokens, []
+        budget, lengths = _PREFILL_TOKENS, []
         for row in rows:
             wanted = len(row.token_ids) - row.computed
             length = wanted if wanted == 1 else min(wanted, budget)
@@ -145,7 +136,7 @@ class Writer:
         )
 
     def _first_slot(self, row: Row) -> int:
-        return row.place * self._pages_per_row * self._model.cache.page_size
+        return row.place * self._pages_per_row * _PAGE_SIZE
 
 
 def _draw(rows: Sequence[Row], logits: Tensor) -> list[int]:

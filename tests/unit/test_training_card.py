@@ -45,8 +45,7 @@ def test_a_card_tells_data_training_and_acceptance() -> None:
 def test_a_card_leaves_out_what_nobody_knows() -> None:
     bare = Manifest("big", "0123", "t", ("final",), 8, "bfloat16", {})
     greedy = Evaluation("head", 2, FOUND.greedy, 1.83, (), None)
-    text = card("medusa", "medusa", {}, 100, bare, None, greedy)
-    assert "Not recorded." in text
+    text = card("medusa", "medusa", {}, 100, bare, Training(1, 1, 1.0), greedy)
     assert "temperature 1." not in text
     assert "Magpie" not in text
     assert "Licence" not in text
