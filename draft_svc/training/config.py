@@ -27,6 +27,8 @@ class FitConfig:
     """Hugging Face folder of the target whose text it is."""
     out: Path
     """Checkpoint, log and exported head go there."""
+    init: Path | None = None
+    """Folder of a head to begin from, as trained before; None to begin from the target's own layers."""
     layers: int = 1
     """Decoder layers of a head, or blocks of each of Medusa's. A second layer costs a third more per draft token, and
     accepts a little more."""
@@ -84,4 +86,5 @@ class FitConfig:
     def identity(self) -> dict[str, Any]:
         """What must not change when a run goes on; paths may move and the end may be put off."""
         left_out = ("data", "target_model", "out", "visits", "save_every")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        kept = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return kept | {"init": None if self.init is None else str(self.init)}

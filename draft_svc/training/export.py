@@ -1,4 +1,4 @@
-"""A trained head as a folder in the public format of its kind: config.json and model.safetensors in bfloat16."""
+"""A trained head as a folder in the public format of its kind, config.json and model.safetensors in bfloat16."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draft_svc.drafters.checkpoint import Checkpoint, require_tensors
+from draft_svc.drafters.head_loading import read_tensors
 from draft_svc.training.heads import DraftModel, Eagle3Head, RecurrentHead
 from draft_svc.training.trainee import Trainee
 from draft_svc.training.vocabulary import to_mask, to_offsets
+from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig, RopeConfig
+
+_OF_VOCABULARY = frozenset({"d2t", "t2d", "token_map", "lm_head.weight"})
+"""Tensors that say what can be drafted, not how."""
 
 
 def export(folder: Path, trainee: Trainee, vocabulary: Tensor, target: ModelConfig) -> None:
@@ -47,6 +53,43 @@ def export(folder: Path, trainee: Trainee, vocabulary: Tensor, target: ModelConf
     save_file({name: _stored(tensor) for name, tensor in tensors.items()}, part, metadata={"format": "pt"})
     os.replace(part, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def begin_from(folder: Path, trainee: Trainee, vocabulary: Tensor) -> None:
+    """Gives the trainee the weights of a head in the format that ``export`` writes.
+
+    The head may draft other tokens. An output layer that is trained begins with its rows where it has them.
+
+    Args:
+        folder: of the head.
+        trainee: to be trained further.
+        vocabulary: i64[Vd], token of every draft id of the trainee.
+
+    Raises:
+        InvalidArgumentError: if the head is of another kind or size, naming what differs.
+    """
+    checkpoint = Checkpoint.read(folder)
+    tensors, settings = trainee.head.export()
+    for name, wanted in settings.items():
+        if (found := checkpoint.config.get(name)) != wanted:
+            raise InvalidArgumentError(
+                f"{name} is {found!r} in {folder / 'config.json'}; this run begins from {wanted!r}"
+            )
+    require_tensors(checkpoint, {name: tuple(each.shape) for name, each in tensors.items()}, ignored=_OF_VOCABULARY)
+    stored = read_tensors(folder, set(checkpoint.shapes))
+    for name, parameter in tensors.items():
+        parameter.copy_(stored[name])
+    if trainee.output.requires_grad and "lm_head.weight" in stored:
+        rows = stored["lm_head.weight"]
+        _take_rows(trainee.output, vocabulary, rows, torch.arange(len(rows)) + stored.get("d2t", 0))
+
+
+def _take_rows(output: Tensor, vocabulary: Tensor, rows: Tensor, tokens: Tensor) -> None:
+    """Copies those of ``rows``, each of one of ``tokens``, whose token is in the vocabulary."""
+    index = {token: i for i, token in enumerate(tokens.tolist())}
+    places = torch.tensor([index.get(token, -1) for token in vocabulary.tolist()])
+    output[places >= 0] = rows[places[places >= 0]].to(output.dtype)
 
 
 def _stored(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from draft_svc.training.checkpoint import Position
 from draft_svc.training.config import FitConfig
 from draft_svc.training.data import Batch, Corpus, Document, epoch_batches
 from draft_svc.training.drafting import ChainQuality, measure_chains
-from draft_svc.training.export import export
+from draft_svc.training.export import begin_from, export
 from draft_svc.training.heads import DraftModel, Eagle3Head, Head, MedusaHeads, MTPHead, layer_sizes
 from draft_svc.training.shards import Manifest, Shard, shard_paths
 from draft_svc.training.target import Target
@@ -77,7 +77,10 @@ class Fit:
         self._corpus = Corpus(config.data, head.features, teacher)
         self._trainee = Trainee(
             head, target.embeddings.to(products), output, config.objective, train_output=config.train_output
-        ).to(self._device)
+        )
+        if config.init is not None:
+            begin_from(config.init, self._trainee, self._vocabulary)
+        self._trainee.to(self._device)
         self._vocabulary = self._vocabulary.to(self._device)
         self._optimizers = create_optimizers(self._trainee, config)
         self._module: nn.Module = self._trainee

@@ -345,6 +345,55 @@ def test_a_run_goes_on_only_as_it_was_begun(config: FitConfig) -> None:
         Fit(replace(config, visits=500, lr=0.001)).run()
 
 
+@pytest.mark.parametrize("scheme", ["mtp", "eagle", "eagle3", "medusa", "distill"])
+def test_a_run_begins_from_a_head_that_was_trained_before(scheme: str, config: FitConfig, tmp_path: Path) -> None:
+    first = replace(config, scheme=scheme, visits=1000, lr=1e-2, save_every=1000)
+    head = Fit(first).run()
+    Fit(replace(first, out=tmp_path / "second", init=head, visits=1)).run()
+    before, after = ((run / "log.jsonl").read_text().splitlines() for run in (config.out, tmp_path / "second"))
+    assert json.loads(after[0])["logits"][0] < 0.9 * json.loads(before[0])["logits"][0]
+    exported = [load_file(each / "model.safetensors") for each in (head, tmp_path / "second" / "head")]
+    for name, tensor in exported[0].items():  # a first step of the warm-up is small
+        torch.testing.assert_close(exported[1][name].float(), tensor.float(), rtol=0.0, atol=0.02, msg=name)
+
+
+def test_an_output_layer_is_trained_further_token_by_token(config: FitConfig, tmp_path: Path) -> None:
+    first = replace(config, scheme="eagle3", train_output=True, lr=1e-2)
+    head = Fit(first).run()
+    second = replace(first, out=tmp_path / "second", init=head, draft_vocab=50)
+    trainee, vocabulary = Fit(second)._trainee, Fit(second)._vocabulary
+    stored = load_file(head / "model.safetensors")
+    drafted = (torch.arange(40) + stored["d2t"]).tolist()
+    assert len(set(vocabulary.tolist()).intersection(drafted)) == 40
+    for row, token in zip(trainee.output, vocabulary.tolist(), strict=True):
+        if token in drafted:
+            assert torch.equal(row, stored["lm_head.weight"][drafted.index(token)].float())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scheme": "eagle3"}, r"architectures is \['PilotfishMTP'\] in .*; this run begins from \['LlamaForC"),
+        ({"layers": 2}, r"lacks model.layers.0.layers.1.input_layernorm.weight"),
+    ],
+)
+def test_a_run_begins_from_no_other_kind_of_head(
+    change: dict[str, object], message: str, config: FitConfig, tmp_path: Path
+) -> None:
+    head = Fit(config).run()
+    with pytest.raises(InvalidArgumentError, match=message):
+        Fit(replace(config, out=tmp_path / "second", init=head, **change))  # type: ignore[arg-type]
+
+
+def test_a_run_goes_on_only_from_the_head_it_began_from(config: FitConfig, tmp_path: Path) -> None:
+    head = Fit(config).run()
+    second = replace(config, out=tmp_path / "second", init=head)
+    Fit(second).run()
+    Fit(replace(second, visits=500)).run()
+    with pytest.raises(FailedPreconditionError, match=r"init '.*head' there and None here"):
+        Fit(replace(second, init=None, visits=600)).run()
+
+
 def test_text_of_another_model_is_refused(config: FitConfig, tmp_path: Path) -> None:
     other = make_tiny_llama(tmp_path / "other", layers=7, words=64, seed=1)
     with pytest.raises(FailedPreconditionError, match="the captured text is of tiny, whose weights are not those of"):

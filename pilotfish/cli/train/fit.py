@@ -28,6 +28,10 @@ def fit(
         ),
     ] = "mtp",
     target_model: TargetModel = "smollm2",
+    init: Annotated[
+        str | None,
+        typer.Option(metavar="HEAD", help="Name or folder of a head of this scheme to train further. Left out: none."),
+    ] = None,
     visits: Annotated[
         int, typer.Option(metavar="N", min=1, help="Answer tokens to train on; one counts each time it is seen.")
     ] = 1_000_000,
@@ -76,8 +80,8 @@ def fit(
 ) -> None:
     """Train a head on captured text.
 
-    The head begins from the target's own weights, whose embeddings and
-    output layer stay as they are. Losses go to DIR/log.jsonl, and what
+    The head begins from the target's own weights, or from those of
+    [bold]--init[/]; the target's embeddings and output layer stay as they are. Losses go to DIR/log.jsonl, and what
     drafts best on documents held out to DIR/head, in its public format.
     Ctrl-C loses the steps since the last checkpoint; the same command
     goes on, also with more --visits. Several devices:
@@ -95,6 +99,7 @@ def fit(
         data=data,
         target_model=fetch(target_model),
         out=out,
+        init=None if init is None else fetch(init),
         layers=layers,
         norms=norms,
         draft_layers=_layers(draft_layers),
