@@ -99,7 +99,7 @@ def test_the_demo_goes_the_whole_way_and_not_twice(model_folder: Callable[..., P
     result = CliRunner().invoke(app, ["train", "demo", *flags])
     assert result.exit_code == 0, result.stderr
     assert "tokens per round" in result.stdout
-    assert f"--draft {tmp_path / 'trained' / 'head'}" in result.stdout
+    assert f"--draft {tmp_path / 'trained' / 'head'} --dtype bfloat16" in result.stdout
     heads = [tmp_path / name / "head" / "model.safetensors" for name in ("untrained", "trained")]
     made = [head.stat().st_mtime_ns for head in heads]
     shipped, run = tmp_path / "shipped", tmp_path / "trained"

@@ -74,7 +74,9 @@ def demo(
     with _stage("4 of 4: judged as it would be served, on documents it has not seen"):
         found = [_evaluate(folder / "head", data, target_model) for folder in (before, after)]
     stdout.print(_table(*found))
-    stdout.print(f"Serve it:\n  pilotfish up --target {target_model} --draft {after / 'head'}", soft_wrap=True)
+    # The states that the head knows are those of this dtype.
+    served = f"--target {target_model} --draft {after / 'head'} --dtype {_DTYPE}"
+    stdout.print(f"Serve it:\n  pilotfish up {served}", soft_wrap=True)
 
 
 @contextmanager
