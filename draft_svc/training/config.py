@@ -59,14 +59,14 @@ class FitConfig:
     seed: int = 0
     dtype: str = "bfloat16"
     """Of matrix products; weights, norms and sums are float32 either way."""
-    save_every: int = 200
-    """Steps between checkpoints, each with a measurement on the documents held out and an export of the best."""
+    measure_every: int = 200
+    """Steps between measurements on the documents held out, each with an export of the best."""
 
     def __post_init__(self) -> None:
         for name, options in (("scheme", SCHEMES), ("optimizer", OPTIMIZERS), ("dtype", DTYPES)):
             if getattr(self, name) not in options:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}; must be one of {', '.join(options)}")
-        for name in ("layers", "batch_tokens", "visits", "save_every"):
+        for name in ("layers", "batch_tokens", "visits", "measure_every"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}; must be at least 1")
         for name in ("warmup_steps", "weight_decay"):
@@ -85,6 +85,6 @@ class FitConfig:
 
     def identity(self) -> dict[str, Any]:
         """What must not change when a run goes on; paths may move and the end may be put off."""
-        left_out = ("data", "target_model", "out", "visits", "save_every")
+        left_out = ("data", "target_model", "out", "visits", "measure_every")
         kept = {name: value for name, value in asdict(self).items() if name not in left_out}
         return kept | {"init": None if self.init is None else str(self.init)}

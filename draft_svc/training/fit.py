@@ -36,6 +36,7 @@ from pilotfish.tokenizer_hash import load_tokenizer
 
 LOG = "log.jsonl"
 HEAD = "head"
+_SAVE_SECONDS = 30.0  # that an interrupted run loses at most; a measurement takes longer than a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Progress:
     losses: Losses
     """Means over the step's rows."""
     quality: ChainQuality | None
-    """Of the documents held out, after a checkpoint."""
+    """Of the documents held out, if they were drafted on."""
 
 
 class Fit:
@@ -92,7 +93,8 @@ class Fit:
         config = self._config
         config.out.mkdir(parents=True, exist_ok=True)
         position = checkpoint.load(config.out, self._trainee, self._optimizers, config.identity())
-        began = time.monotonic() - position.seconds
+        began = saved = time.monotonic()
+        began -= position.seconds
         for documents in self._batches(position):
             lr = learning_rate(config, position)
             losses = self._step(documents, lr, position.step)
@@ -100,8 +102,13 @@ class Fit:
             position.visits += int(losses.rows[0])
             position.seconds = time.monotonic() - began
             quality = None
-            if position.step % config.save_every == 0 or position.visits >= config.visits:
-                quality = self._checkpoint(position)
+            if self._rank == 0:
+                is_measured = position.step % config.measure_every == 0 or position.visits >= config.visits
+                if is_measured:
+                    quality = self._measure(position)
+                if is_measured or time.monotonic() - saved >= _SAVE_SECONDS:
+                    self._save(position)
+                    saved = time.monotonic()
             progress = Progress(position, config.visits, lr, losses.means(), quality)
             if self._rank == 0:
                 _write_log(config.out / LOG, progress)
@@ -155,10 +162,8 @@ class Fit:
                 dist.all_reduce(value)
         return sums
 
-    def _checkpoint(self, position: Position) -> ChainQuality | None:
-        """Measures, exports what is better than before, and saves."""
-        if self._rank != 0:
-            return None
+    def _measure(self, position: Position) -> ChainQuality | None:
+        """Drafts on the documents held out, and exports what is better than before."""
         autocast = self._config.dtype != "float32"
         with torch.autocast(self._device.type, getattr(torch, self._config.dtype), enabled=autocast):
             quality = measure_chains(self._trainee, self._corpus.held_out, self._vocabulary)
@@ -166,10 +171,12 @@ class Fit:
         if quality is None or quality.tokens_per_round > position.best:
             export(self._config.out / HEAD, self._trainee, self._vocabulary.cpu(), self._sizes)
             position.best = 0.0 if quality is None else quality.tokens_per_round
+        return quality
+
+    def _save(self, position: Position) -> None:
         checkpoint.save(
             self._config.out, self._trainee, self._optimizers, position, self._vocabulary.cpu(), self._config.identity()
         )
-        return quality
 
 
 def create_head(config: FitConfig, target: ModelConfig) -> Head:

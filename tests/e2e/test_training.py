@@ -38,7 +38,7 @@ def test_a_head_that_knows_its_text_beats_bigrams(scheme: str, tmp_path: Path) -
     data = write_captured(tmp_path / "data", model, documents=60)
     shared = ("--data", data, "--target-model", model)
     flags = ("--draft-vocab", 64, "--batch-tokens", 256, "--other-candidates", 0, "--later-slots", 1, "--threads", 1)
-    flags += ("--draft-layers", "0,1,7", "--dtype", "float32", "--save-every", 1000, "--visits", 20_000)
+    flags += ("--draft-layers", "0,1,7", "--dtype", "float32", "--measure-every", 1000, "--visits", 20_000)
     run("fit", *shared, *flags, "--scheme", scheme, "--out", tmp_path / "run")
     judging = ("--every", 1, "--draft-length", 2, "--all", "--dtype", "float32", "--json")
     found = json.loads(run("evaluate", *shared, *judging, "--head", tmp_path / "run" / "head"))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_models import make_tiny_llama
 from torch import Tensor
 
-from draft_svc.training import checkpoint
+from draft_svc.training import checkpoint, fit
 from draft_svc.training.config import FitConfig
 from draft_svc.training.data import Batch, Corpus, epoch_batches
 from draft_svc.training.drafting import measure_chains
@@ -54,7 +54,7 @@ def config(model: Path, data: Path, tmp_path: Path) -> FitConfig:
         batch_tokens=128,
         visits=400,
         warmup_steps=2,
-        save_every=2,
+        measure_every=2,
         dtype="float32",
         objective=Objective(steps=3, other_candidates=0),
     )
@@ -305,7 +305,9 @@ def test_shards_that_are_written_anew_are_taught_anew(model: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("scheme", ["mtp", "eagle", "eagle3", "medusa", "distill"])
 def test_a_head_learns_what_it_is_shown(scheme: str, config: FitConfig) -> None:
-    config = replace(config, scheme=scheme, visits=4000, lr=1e-2, save_every=1000, layers=2 if scheme == "mtp" else 1)
+    config = replace(
+        config, scheme=scheme, visits=4000, lr=1e-2, measure_every=1000, layers=2 if scheme == "mtp" else 1
+    )
     Fit(config).run()
     lines = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["logits"][0] < 0.75 * lines[0]["logits"][0]
@@ -338,6 +340,20 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(scheme: str, config: FitC
         assert torch.equal(tensor, other["trainee"][name]), name
 
 
+def test_a_run_is_saved_between_measurements(config: FitConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "_SAVE_SECONDS", 0.0)
+    config = replace(config, measure_every=1000)
+    saved: list[int] = []
+
+    def watch(progress: fit.Progress) -> None:
+        saved.append(torch.load(config.out / checkpoint.FILE)["position"]["step"])
+        assert (progress.quality is None) == (progress.position.visits < config.visits)
+
+    Fit(config).run(watch)
+    assert saved == list(range(1, len(saved) + 1))
+    assert len(saved) > 2
+
+
 def test_a_run_goes_on_only_as_it_was_begun(config: FitConfig) -> None:
     Fit(config).run()
     Fit(replace(config, visits=500)).run()
@@ -347,7 +363,7 @@ def test_a_run_goes_on_only_as_it_was_begun(config: FitConfig) -> None:
 
 @pytest.mark.parametrize("scheme", ["mtp", "eagle", "eagle3", "medusa", "distill"])
 def test_a_run_begins_from_a_head_that_was_trained_before(scheme: str, config: FitConfig, tmp_path: Path) -> None:
-    first = replace(config, scheme=scheme, visits=1000, lr=1e-2, save_every=1000)
+    first = replace(config, scheme=scheme, visits=1000, lr=1e-2, measure_every=1000)
     head = Fit(first).run()
     Fit(replace(first, out=tmp_path / "second", init=head, visits=1)).run()
     before, after = ((run / "log.jsonl").read_text().splitlines() for run in (config.out, tmp_path / "second"))

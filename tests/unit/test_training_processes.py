@@ -28,7 +28,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     data = write_captured(folder / "data", model, documents=60)
     given = {"target-model": model, "data": data, "dtype": "float32", "draft-vocab": 40, "steps": 2, "threads": 1}
     given |= {"later-slots": 1, "other-candidates": 0, "batch-tokens": 128, "warmup-steps": 2, "cooldown": 0}
-    given |= {"save-every": 3, "lr": 0.0005}
+    given |= {"measure-every": 3, "lr": 0.0005}
     return [text for name, value in given.items() for text in (f"--{name}", str(value))]
 
 

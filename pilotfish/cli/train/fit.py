@@ -72,8 +72,8 @@ def fit(
     cooldown: Annotated[float, typer.Option(metavar="SHARE", help="Of the visits, at the end, falling to 0.")] = 0.3,
     batch_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Of a batch, over all processes.")] = 2048,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of matrix products.")] = "bfloat16",
-    save_every: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Steps between checkpoints, each with a measurement.")
+    measure_every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Steps from one measurement on documents held out to the next.")
     ] = 200,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Same seed, same run.")] = 0,
     threads: Threads = None,
@@ -81,10 +81,11 @@ def fit(
     """Train a head on captured text.
 
     The head begins from the target's own weights, or from those of
-    [bold]--init[/]; the target's embeddings and output layer stay as they are. Losses go to DIR/log.jsonl, and what
-    drafts best on documents held out to DIR/head, in its public format.
-    Ctrl-C loses the steps since the last checkpoint; the same command
-    goes on, also with more --visits. Several devices:
+    [bold]--init[/]; the target's embeddings and output layer stay as they
+    are. Losses go to DIR/log.jsonl, and what drafts best on documents
+    held out to DIR/head, in its public format.
+    Ctrl-C loses half a minute at most; the same command goes on, also
+    with more --visits. Several devices:
 
     [dim]$ pilotfish train fit --data data --out runs/mtp[/]
     [dim]$ torchrun --nproc-per-node 2 -m pilotfish train fit --data data --out runs/mtp[/]
@@ -123,7 +124,7 @@ def fit(
         visits=visits,
         seed=seed,
         dtype=dtype,
-        save_every=save_every,
+        measure_every=measure_every,
     )
     use_threads(threads)
     with joined() as process, _progress(visits, is_shown=process.rank == 0) as report:
