@@ -17,7 +17,7 @@ setup: $(INSTALLED) ## Make .venv and install Pilotfish with its tools (PYTHON=p
 demo: $(INSTALLED) ## Start all services on SmolLM2-135M, answer, and measure with and without the draft
 	$(BIN)/pilotfish demo
 
-train-demo: $(INSTALLED) ## Have SmolLM2-135M write text, train a head on it, and judge it: minutes on two cores
+train-demo: $(INSTALLED) ## Have SmolLM2-135M write text, train a head on it, and judge it: ten minutes of two cores
 	$(BIN)/pilotfish train demo $(ARGS)
 
 bench: $(INSTALLED) ## Start all services and measure them, with the draft and without (ARGS="--concurrency 1,4")

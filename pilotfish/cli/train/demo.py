@@ -39,7 +39,7 @@ def demo(
     draft_vocab: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens that the head can draft.")] = 8192,
     threads: Threads = None,
 ) -> None:
-    """Train an MTP head for SmolLM2 from nothing, in some minutes on two cores.
+    """Train an MTP head for SmolLM2 from nothing, in ten minutes of two cores.
 
     The target writes a little text, a head is trained on it, and the code
     that would serve the head judges it before and after. Heads worth
