@@ -116,11 +116,11 @@ def test_no_step_is_larger_than_its_worker_takes(target_tokens: int, draft_token
     simulator.open_target(pages=64, features=STATES, max_step_tokens=target_tokens)
     simulator.open_draft("d0", pages=64, features=STATES, agreement=0.6, max_step_tokens=draft_tokens)
     for index in range(6):
-        simulator.submit(f"r{index}", prompt(index, 5 + index), 30, 1)
+        simulator.submit(f"r{index}", prompt(index, 4), 30, 1)
     simulator.run()
     assert simulator.early_rows > 0
     for index in range(6):
-        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 5 + index), 30)
+        assert simulator.texts[f"r{index}"] == plain_text(prompt(index, 4), 30)
 
 
 def test_what_waits_for_a_prefill_is_not_taken_for_the_time_of_a_pass() -> None:
