@@ -285,7 +285,9 @@ async def _serve(settings: OrchestratorSettings) -> None:
     orchestrator = Orchestrator(settings)
     server = await orchestrator.start()
     _calm_collector()
-    await serve_until_signal(server, "orchestrator", before_stop=orchestrator.stop)
+    gateway = orchestrator.gateway
+    also = f"http={gateway.address}" if gateway is not None else ""
+    await serve_until_signal(server, "orchestrator", before_stop=orchestrator.stop, also=also)
 
 
 def _calm_collector() -> None:

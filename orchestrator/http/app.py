@@ -15,12 +15,13 @@ from starlette.types import ASGIApp
 
 from orchestrator.generation import Generation
 from orchestrator.http.base import body_error
-from orchestrator.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from orchestrator.http.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody
 from orchestrator.http.chat import chat
 from orchestrator.http.completions import complete
 from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.keys import Keys
 from orchestrator.http.limits import Limits
+from orchestrator.http.responses import create
 from orchestrator.http.tokens import detokenize, tokenize
 from pilotfish.errors import PilotfishError, UnavailableError
 
@@ -77,6 +78,11 @@ def _routes(generation: Generation) -> FastAPI:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answers a conversation."""
         return await chat(generation, body, request)
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponseBody, request: Request) -> Response:
+        """Answers a conversation, in OpenAI's newer form."""
+        return await create(generation, body, request)
 
     @app.post("/tokenize")
     async def to_tokens(body: TokenizeBody) -> dict[str, Any]:

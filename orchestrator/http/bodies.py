@@ -110,6 +110,8 @@ class Sampling(Body):
     temperature: float | None = None
     """1 where nothing is said, as with OpenAI; 0 is greedy."""
     top_p: float | None = None
+    seed: int | None = None
+    """Makes the text a function of seed, prompt and model alone, whatever the draft."""
     user: Any = ignored("nothing is kept per user")
 
     top_k: int | None = None
@@ -134,8 +136,6 @@ class Sampling(Body):
     """Lower is served first."""
     timeout: float | None = None
     """Seconds until the request is given up."""
-    show_tokens: bool | None = None
-    """Streams carry each round: token ids, how each came about, times and the proposal."""
 
     include_stop_str_in_output: Any = refused("a stop text is never part of the text", False)
     skip_special_tokens: Any = refused("special tokens never give text", True)
@@ -148,8 +148,6 @@ class Classic(Sampling):
 
     n: int | None = None
     """Completions of the prompt; with a seed, sample 0 is what the seed gives alone."""
-    seed: int | None = None
-    """Makes the text a function of seed, prompt and model alone, whatever the draft."""
     stop: Texts = Field(default_factory=list)
     """Texts that end the completion and are no part of it."""
     presence_penalty: float | None = None
@@ -157,6 +155,8 @@ class Classic(Sampling):
     logit_bias: TokenBiases = Field(default_factory=dict)
     """Added to the logits of these token ids; -100 bans."""
     stream_options: StreamOptions | None = None
+    show_tokens: bool | None = None
+    """Streams carry each round: token ids, how each came about, times and the proposal."""
     prompt_logprobs: int | None = None
 
     @model_validator(mode="after")
@@ -298,6 +298,19 @@ def _tool_choice(value: Any) -> Any:
     raise wrong("it must be none, auto, required or a function by its name")
 
 
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def _check_choice(tools: list[Tool], choice: ToolChoice | None) -> None:
+    names = {tool.function.name for tool in tools}
+    if len(names) < len(tools):
+        raise wrong_field("tools", "has two functions of the same name")
+    if choice not in (None, "none") and not names:
+        raise wrong_field("tool_choice", "goes with tools only")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise wrong_field("tool_choice", f"names {choice.function.name!r}, which tools has not")
+
+
 class ChatBody(Classic):
     """POST /v1/chat/completions."""
 
@@ -312,7 +325,7 @@ class ChatBody(Classic):
     """The likeliest alternatives of each token, so many; goes with logprobs."""
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_tool_choice)] = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_tool_choice)] = None
     """auto where there are tools; required and a named function force a call of that form."""
     parallel_tool_calls: bool | None = None
     """False allows one call at most."""
@@ -347,13 +360,133 @@ class ChatBody(Classic):
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise wrong_field("max_tokens", "and max_completion_tokens differ; give one of them")
-        names = {tool.function.name for tool in self.tools or ()}
-        if len(names) < len(self.tools or ()):
-            raise wrong_field("tools", "has two functions of the same name")
-        if self.tool_choice not in (None, "none") and not names:
-            raise wrong_field("tool_choice", "goes with tools only")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise wrong_field("tool_choice", f"names {self.tool_choice.function.name!r}, which tools has not")
+        _check_choice(self.tools or [], self.tool_choice)
+        return self
+
+
+class ResponseFunction(Body):
+    """A function that the model may call, as responses write it."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Any = ignored("arguments follow the schema in any case")
+
+    @property
+    def tool(self) -> Tool:
+        """As chats write it."""
+        function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
+        return Tool(type="function", function=function)
+
+
+def _response_tool_choice(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {"type", "name"}:  # chats nest the name
+        value = {"type": value["type"], "function": {"name": value["name"]}}
+    return _tool_choice(value)
+
+
+class TextFormat(Body):
+    """What form a response has; OpenAI nests it less deeply than that of a chat."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: Any = ignored("the model does not see it")
+    strict: Any = ignored("the text follows the schema in any case")
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if (self.type == "json_schema") is not (self.schema_ is not None):
+            raise wrong_field("schema", "goes with type json_schema, and only with it")
+        return self
+
+
+class ResponseText(Body):
+    """How the text of a response looks."""
+
+    format: TextFormat | None = None
+    verbosity: Any = refused("ask the model for it")
+
+
+class ResponseItem(Body):
+    """A message, a call of a function or what the function gave, by ``type``."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content = None
+    id: Any = ignored("nothing is stored")
+    status: Any = ignored("items are complete")
+    phase: Any = ignored("chat templates know none")
+
+    @model_validator(mode="after")
+    def _has_its_fields(self) -> ResponseItem:
+        wanted = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+        }
+        for name in ("role", "content", "call_id", "name", "arguments", "output"):
+            if (getattr(self, name) is not None) is not (name in wanted[self.type]):
+                raise wrong_field(
+                    name, f"belongs to some types of items; {self.type} has {', '.join(wanted[self.type])}"
+                )
+        return self
+
+
+def _items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class ResponseBody(Sampling):
+    """POST /v1/responses."""
+
+    input: Annotated[list[ResponseItem], BeforeValidator(_items)] = Field(min_length=1)
+    """A text, or messages, calls and their outputs."""
+    instructions: str | None = None
+    """A system message before all others."""
+    max_output_tokens: int | None = None
+    """As many as fit where nothing is said."""
+    text: ResponseText | None = None
+    tools: list[ResponseFunction] | None = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_response_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+    """False allows one call at most."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    """Comes back with the answer."""
+
+    store: Any = ignored("nothing is stored")
+    service_tier: Any = ignored("there is one; priority orders requests")
+    safety_identifier: Any = ignored("nothing is kept per user")
+    prompt_cache_key: Any = ignored("every prefix is cached")
+    prompt_cache_options: Any = ignored("every prefix is cached")
+    prompt_cache_retention: Any = ignored("every prefix is cached")
+    stream_options: Any = ignored("chunks are never padded, and usage always comes")
+
+    show_tokens: Any = refused("/v1/chat/completions shows them", False)
+    background: Any = refused("answers come at once or as a stream", False)
+    background_options: Any = refused("answers come at once or as a stream")
+    previous_response_id: Any = refused("nothing is stored; send the whole conversation")
+    conversation: Any = refused("nothing is stored; send the whole conversation")
+    prompt: Any = refused("nothing is stored; send the whole conversation")
+    context_management: Any = refused("a conversation is never cut")
+    truncation: Any = refused("a conversation is never cut", "disabled")
+    include: Any = refused("there is nothing more", [])
+    top_logprobs: Any = refused("/v1/chat/completions has them", 0)
+    max_tool_calls: Any = refused("it is for tools that OpenAI runs")
+    moderation: Any = refused("nothing is moderated")
+    reasoning: Any = refused("the model's chat template decides; see chat_template_kwargs")
+    access_programs: Any = refused("there are none")
+    image: Any = refused("only text is read")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ResponseBody:
+        _check_choice([function.tool for function in self.tools or ()], self.tool_choice)
         return self
 
 

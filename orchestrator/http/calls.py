@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from orchestrator.generation import Answer, Ask, Generation
-from orchestrator.http.errors import api_error
-from orchestrator.http.sse import EventStream, unless_gone
+from orchestrator.http.errors import ApiError, api_error
+from orchestrator.http.sse import EventStream, event, unless_gone
 from orchestrator.outputs import Event
 from pilotfish.errors import PilotfishError
 
@@ -49,6 +49,10 @@ class Writer(ABC):
     def end(self) -> Iterator[bytes]:
         """The stream's last events."""
 
+    def failure(self, error: ApiError) -> bytes:
+        """The stream's last event, for a call that fails on the way."""
+        return event(error.body)
+
     @abstractmethod
     def add(self, prompt: int, event: Event) -> None:
         """Takes what came, for an answer in one piece."""
@@ -71,7 +75,7 @@ async def respond(generation: Generation, asks: Sequence[Ask], writer: Writer, r
         try:
             answers = [await resources.enter_async_context(generation.begin(ask)) for ask in asks]
             if writer.streams:
-                return EventStream(_stream(answers, writer), resources.pop_all(), headers, writer.names)
+                return EventStream(_stream(answers, writer), resources.pop_all(), headers, writer.names, writer.failure)
             await unless_gone(request.receive, lambda: _collect(answers, writer))
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

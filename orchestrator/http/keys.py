@@ -21,22 +21,25 @@ def read_keys(given: Iterable[str], file: Path | None) -> list[str]:
     """The keys given and those of a file, one a line; empty lines and those that start with # are skipped.
 
     Raises:
-        InvalidArgumentError: a key is no printable ASCII without spaces, the file cannot be read or has no key. Keys
-            are never part of a message.
+        InvalidArgumentError: a key is no printable ASCII without spaces and commas, the file cannot be read or has no
+            key. Keys are never part of a message.
     """
     keys = list(given)
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError) as error:
-            raise InvalidArgumentError(f"api_key_file is {file}, which cannot be read: {error}") from error
+            raise InvalidArgumentError(
+                f"api_key_file is {file}, which cannot be read: {error}", "api_key_file"
+            ) from error
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
-            raise InvalidArgumentError(f"api_key_file is {file}, which has no key; write one a line")
+            raise InvalidArgumentError(f"api_key_file is {file}, which has no key; write one a line", "api_key_file")
         keys += found
     for index, key in enumerate(keys):
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise InvalidArgumentError(f"API key {index} is empty or has a space or a character that is no ASCII")
+        if not key or not key.isascii() or not key.isprintable() or " " in key or "," in key:
+            message = f"API key {index} must be ASCII without spaces and commas, and not empty"
+            raise InvalidArgumentError(message, "api_key")
     return keys
 
 

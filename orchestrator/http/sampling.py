@@ -21,6 +21,7 @@ def asked(body: Sampling, max_tokens: int, **others: Any) -> Asked:
     values: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        "seed": body.seed,
         "top_k": 0 if body.top_k == -1 else body.top_k,
         "top_p": body.top_p,
         "min_p": body.min_p,
@@ -52,7 +53,6 @@ def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], **others
         body,
         max_tokens,
         n=body.n,
-        seed=body.seed,
         stop=tuple(stops),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

@@ -13,7 +13,9 @@ from pilotfish.settings import Settings
 
 def _split(value: object) -> object:
     """As they stand in the environment: between commas."""
-    return [key.strip() for key in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return [key.strip() for key in value.split(",") if key.strip()]
 
 
 class HttpSettings(Settings):

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orchestrator.http.errors import api_error
+from orchestrator.http.errors import ApiError, api_error
 
 DONE = b"data: [DONE]\n\n"
 
@@ -29,13 +29,14 @@ class EventStream(Response):
     """A stream of events.
 
     An error before the first event is an answer with its own status. Later there can be none any more: then it is an
-    event itself, in the shape of errors, and the last.
+    event itself, and the last.
 
     Args:
         chunks: events, encoded.
         resources: what the stream holds; closed when it is over, whether it was read or not.
         headers: beside the usual ones.
         names: as ``api_error`` takes them.
+        failure: event that tells of an error.
     """
 
     media_type = "text/event-stream"
@@ -46,11 +47,12 @@ class EventStream(Response):
         resources: AsyncExitStack,
         headers: dict[str, str],
         names: dict[str, str],
+        failure: Callable[[ApiError], bytes],
     ) -> None:
         # A proxy that collects the answer would hold back every token.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self._chunks, self._resources, self._names = chunks, resources, names
+        self._chunks, self._resources, self._names, self._failure = chunks, resources, names, failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the end, an error or the client's leaving."""
@@ -69,10 +71,10 @@ class EventStream(Response):
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
-            failure = api_error(error, self._names)
+            answer = api_error(error, self._names)
             if not has_begun:
-                return failure.response()
-            await send({"type": "http.response.body", "body": event(failure.body), "more_body": True})
+                return answer.response()
+            await send({"type": "http.response.body", "body": self._failure(answer), "more_body": True})
         return _end
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.generation import Generation
 from orchestrator.http.bodies import DetokenizeBody, TokenizeBody
-from orchestrator.http.chat import template_messages, template_tool
+from orchestrator.http.conversation import template_messages, template_tool
 from orchestrator.http.logprobs import token_text
 from pilotfish.steps import require
 

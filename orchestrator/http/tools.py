@@ -232,7 +232,7 @@ class _BareCall(Reader):
     def push(self, text: str) -> Iterator[Part]:
         """Text at once if it does not start like a call."""
         if self._held is None:
-            yield Words(text)
+            yield from Text().push(text)
             return
         self._held += text
         if self._held.strip() and not self._held.lstrip().startswith("{"):

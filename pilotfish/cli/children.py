@@ -16,7 +16,7 @@ from functools import partial
 
 from pilotfish.errors import PilotfishError
 
-_READY = re.compile(r"ready \S+ (\S+:\d+)")
+_READY = re.compile(r"ready \S+ (\S+:\d+)((?: \w+=\S+)*)")
 _LAST_LINES = 15
 _LAST_WORDS_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -30,7 +30,7 @@ class ChildDiedError(PilotfishError):
 
 
 class Child:
-    """One running process that says ``ready NAME HOST:PORT`` on stdout once it serves.
+    """One running process that says ``ready NAME HOST:PORT`` on stdout once it serves, and maybe more.
 
     What it says before that is logged when it is ready or asked to end. If it dies instead, its death tells the last
     of it, and only what came before is logged.
@@ -38,6 +38,7 @@ class Child:
     Attributes:
         name: in logs.
         ready: result is the address that it serves at; fails with ChildDiedError if it ends before.
+        also: what else it says with it, as ``key=value``.
         ended: done when the process has ended and its output is read.
     """
 
@@ -50,6 +51,7 @@ class Child:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._held: list[str] | None = []  # None once lines are logged as they come
         self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.also: dict[str, str] = {}
         self.ended = asyncio.create_task(self._watch(stdout, stderr), name=f"watch {name}")
 
     def death(self) -> ChildDiedError:
@@ -94,6 +96,7 @@ class Child:
     async def _read_stdout(self, output: _Output) -> None:
         async for line in output.lines():
             if (match := _READY.fullmatch(line)) and not self.ready.done():
+                self.also = dict(pair.split("=", 1) for pair in match[2].split())
                 self.ready.set_result(match[1])
                 self._log_held()
             else:

@@ -47,6 +47,12 @@ class Plan:
     """File for the orchestrator's trace; None writes none."""
     draft_tree: str = "auto"
     """Draft tokens of a tree, or auto, or off."""
+    http: str | None = None
+    """Where the OpenAI-compatible API is served; None serves gRPC only."""
+    api_keys: tuple[str, ...] = ()
+    """Keys that its clients must send."""
+    api_key_file: Path | None = None
+    """File with further keys."""
     share_cores: Path | None = None
     """File by which the workers lend each other their cores."""
 
@@ -71,7 +77,15 @@ class Plan:
         length = ["--draft-length", self.draft_length]
         length += ["--draft-tree", self.draft_tree] if self.draft_tree != "auto" else []
         trace = ["--trace", str(self.trace)] if self.trace is not None else []
-        return _python("orchestrator", "--listen", self.listen, *workers, *model, *length, *trace, *self._logging())
+        http = ["--http", self.http] if self.http is not None else []
+        http += ["--api-key-file", str(self.api_key_file)] if self.api_key_file is not None else []
+        served = ["--listen", self.listen, *http]
+        return _python("orchestrator", *served, *workers, *model, *length, *trace, *self._logging())
+
+    @property
+    def orchestrator_env(self) -> dict[str, str]:
+        """Variables beside the usual ones: other users of the machine can read a process's flags, but not these."""
+        return {"PILOTFISH_ORCHESTRATOR_API_KEY": ",".join(self.api_keys)} if self.api_keys else {}
 
     def _worker(self, model: Model, threads: int) -> list[str]:
         argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT]

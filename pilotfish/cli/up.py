@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -91,6 +92,19 @@ def up(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where clients ask; port 0 takes a free one.")
     ] = options.ADDRESS,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve the OpenAI-compatible API, too; port 0 takes a free one."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY", envvar="PILOTFISH_API_KEY", help="Key that HTTP clients must send; may be repeated."
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with such keys, one a line.", exists=True, dir_okay=False)
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write what each process does when; open it at ui.perfetto.dev."),
@@ -108,6 +122,7 @@ def up(
     [dim]$ pilotfish up --draft smollm2-mtp --draft-tree off[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-eagle3-head[/]
     [dim]$ pilotfish up --target smollm2 --draft none[/]
+    [dim]$ pilotfish up --http 127.0.0.1:8000[/]
     [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
     """
     if draft == "none" and draft_layers is not None:
@@ -115,6 +130,10 @@ def up(
     if simulate is not None:
         _require_simulable(simulate, draft, draft_layers, dtype, quantize)
     require_free(listen)
+    if http is not None:
+        require_free(http, "--http")
+    elif api_key or api_key_file is not None:
+        raise typer.BadParameter("--api-key and --api-key-file go with --http; gRPC knows no keys")
     folder = fetch(target)
     model = Model(target if simulate is None else f"simulated-{Path(simulate).stem}", folder, quantize=quantize)
     plan = Plan(
@@ -129,6 +148,9 @@ def up(
         log_level=log_level,
         simulate=simulate,
         trace=trace,
+        http=http,
+        api_keys=tuple(api_key or ()),
+        api_key_file=api_key_file,
     )
     with tempfile.TemporaryDirectory(prefix="pilotfish-") as scratch:
         if simulate is None and "OMP_NUM_THREADS" not in os.environ:  # who sets it wants just so many
@@ -237,15 +259,20 @@ class _Fleet:
             report("starting the orchestrator")
             address = await self._start_orchestrator(target, drafts)
         draft = self._plan.draft.label if self._plan.draft is not None else "none"
-        print(
-            f"ready {address} target={self._plan.target.label} draft={draft} draft_length={self._plan.draft_length}",
-            flush=True,
-        )
+        served = f"target={self._plan.target.label} draft={draft} draft_length={self._plan.draft_length}"
+        print(f"ready {address} {served}{f' http={self._http}' if self._http else ''}", flush=True)
         if stderr.is_terminal:
             note(
                 f"ask in another terminal: pilotfish chat{'' if address == options.ADDRESS else f' --server {address}'}"
             )
+            if self._http:
+                note(f"or with OpenAI's client: base_url http://{self._http}/v1")
         await self._watch()
+
+    @property
+    def _http(self) -> str:
+        """Where the OpenAI-compatible API is served; empty if it is not."""
+        return self._orchestrator.also.get("http", "") if self._orchestrator is not None else ""
 
     def in_stopping_order(self) -> list[children.Child]:
         """Who serves clients first, so that nobody is asked who is gone."""
@@ -262,7 +289,8 @@ class _Fleet:
         return target, drafts
 
     async def _start_orchestrator(self, target: str, drafts: list[str]) -> str:
-        self._orchestrator = await _start("orchestrator", self._plan.orchestrator_argv(target, drafts), 1)
+        argv, env = self._plan.orchestrator_argv(target, drafts), self._plan.orchestrator_env
+        self._orchestrator = await _start("orchestrator", argv, 1, env)
         events: list[asyncio.Future[Any]] = [self._orchestrator.ready]
         events += [child.ended for child in self.in_stopping_order()]
         await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
@@ -292,6 +320,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-async def _start(name: str, argv: list[str], threads: int) -> children.Child:
+async def _start(name: str, argv: list[str], threads: int, also: Mapping[str, str] | None = None) -> children.Child:
     env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-    return await children.start(name, argv, env, _log)
+    return await children.start(name, argv, env | dict(also or {}), _log)

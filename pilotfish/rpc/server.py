@@ -76,7 +76,11 @@ class Server:
 
 
 async def serve_until_signal(
-    server: Server, name: str, before_stop: Callable[[], Awaitable[None]] | None = None, grace_s: float = 5.0
+    server: Server,
+    name: str,
+    before_stop: Callable[[], Awaitable[None]] | None = None,
+    grace_s: float = 5.0,
+    also: str = "",
 ) -> None:
     """Serves until SIGINT or SIGTERM; prints one line starting with ``ready`` when it answers.
 
@@ -85,6 +89,7 @@ async def serve_until_signal(
         name: of the service, in the line.
         before_stop: runs after the signal and before calls are cut, such as to end streams.
         grace_s: seconds that running calls are given.
+        also: what else to say of it in the line, as ``key=value``.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -92,7 +97,7 @@ async def serve_until_signal(
         loop.add_signal_handler(number, stop.set)
     await server.start()
     await server.set_serving(True)
-    print(f"ready {name} {server.address}", flush=True)
+    print(f"ready {name} {server.address} {also}".rstrip(), flush=True)
     await stop.wait()
     log.info("%s stops", name)
     if before_stop is not None:

@@ -297,6 +297,72 @@ def test_sixteen_at_once_get_what_each_gets_alone(deployment: Deployment, client
     wait_until_idle(deployment)
 
 
+# Responses
+
+
+def test_a_response_is_the_chat_of_the_same_messages(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(messages=CHAT, max_tokens=16, **GREEDY)
+    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "hello there"}]}]
+    for given in ("hello there", items):
+        found = client.responses.create(
+            instructions="be brief", input=given, max_output_tokens=16, metadata={"a": "b"}, store=False, **GREEDY
+        )
+        openai.types.responses.Response.model_validate(found.model_dump())
+        assert found.output_text == chat.choices[0].message.content
+        assert found.status == "incomplete"
+        assert found.incomplete_details is not None
+        assert found.incomplete_details.reason == "max_output_tokens"
+        assert found.metadata == {"a": "b"}
+        assert found.usage is not None
+        assert chat.usage is not None
+        assert found.usage.total_tokens == chat.usage.total_tokens
+        assert found.usage.speculation["drafted"] > 0  # type: ignore[attr-defined]
+
+
+def test_a_streamed_response_adds_up(client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {"input": "hello there", "max_output_tokens": 16, **GREEDY}
+    whole = client.responses.create(**settings)
+    with client.responses.stream(**settings) as stream:  # OpenAI's client checks the order of events itself
+        kinds, text, numbers = [], "", []
+        for found in stream:
+            kinds.append(found.type)
+            numbers.append(found.sequence_number)
+            if found.type == "response.output_text.delta":
+                text += found.delta
+    assert numbers == list(range(len(numbers)))
+    assert text == whole.output_text
+    order = list(dict.fromkeys(kinds))
+    assert order == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+
+
+def test_calls_and_their_outputs_are_messages(http: httpx2.Client) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+    user = {"role": "user", "content": "what is it?"}
+    body = {"model": MODEL, "input": [user, call, output], "max_output_tokens": 4, "temperature": 0}
+    found = http.post("/v1/responses", json=body).json()
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages = [
+        user,
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    chat = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0}
+    expected = http.post("/v1/chat/completions", json=chat).json()
+    assert found["output"][0]["content"][0]["text"] == expected["choices"][0]["message"]["content"]
+    assert found["usage"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+
+
 # Leaving
 
 
@@ -390,6 +456,15 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "tools",
         "no place for them",
     ),
+    ("responses", {"input": []}, "input", "at least 1 item"),
+    ("responses", {"input": None}, "input", "a list"),
+    ("responses", {"input": [{"type": "reasoning"}]}, "input[0].type", "'function_call'"),
+    ("responses", {"input": [{"role": "user"}]}, "input[0].content", "message has role, content"),
+    ("responses", {"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+    ("responses", {"max_tokens": 5}, "max_tokens", "did you mean"),
+    ("responses", {"previous_response_id": "resp_1"}, "previous_response_id", "nothing is stored"),
+    ("responses", {"background": True}, "background", "not supported"),
+    ("responses", {"input": "x" * 600}, "input", "at most 511 fit this model"),
 ]
 
 
@@ -400,8 +475,14 @@ def test_what_is_wrong_is_named(
     http: httpx2.Client, path: str, fields: dict[str, Any], param: str, message: str
 ) -> None:
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
-    body |= {"prompt": PROMPT} if path == "completions" else {"messages": CHAT}
-    if "max_completion_tokens" in fields:
+    match path:
+        case "completions":
+            body["prompt"] = PROMPT
+        case "chat/completions":
+            body["messages"] = CHAT
+        case "responses":
+            body |= {"input": PROMPT, "max_output_tokens": 4}
+    if path == "responses" or "max_completion_tokens" in fields:
         del body["max_tokens"]
     content, headers = json.dumps(body | fields), {"Content-Type": "application/json"}
     answer = http.post(f"/v1/{path}", content=content, headers=headers)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import openai
 import pytest
 import torch
 from processes import runs
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds children 
 
 PYTHON = [sys.executable, "-P", "-m"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+API_KEY = "a-key-of-the-tests"
 PATIENCE_S = 60.0
 PROMPT = "It is a truth"
 TOKENS = 24
@@ -89,6 +91,7 @@ class Up(Process):
         super().__init__("pilotfish", "up", "--listen", "127.0.0.1:0", *flags)
         self.ready = self.line()
         self.address = self.ready.split()[1] if self.ready else ""
+        self.http = self.ready.partition(" http=")[2].strip()
 
     def children(self, module: str = "") -> list[int]:
         """Processes that it has started, of one module or all."""
@@ -138,6 +141,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def up(target: Path) -> Iterator[Up]:
     """Two drafts of the target's first two layers; ended by SIGINT, which must leave nothing behind."""
     flags = ["--draft", str(target), "--draft-layers", "2", "--draft-length", "3", "--replicas", "2"]
+    flags += ["--http", "127.0.0.1:0", "--api-key", API_KEY]
     with Up("--target", str(target), *flags) as up:
         yield up
         pids = up.children()
@@ -170,11 +174,26 @@ def answer(up: Up) -> dict[str, Any]:
 # answers
 
 
+def test_openais_client_gets_the_same_text(up: Up, target: Path, answer: dict[str, Any]) -> None:
+    with openai.OpenAI(base_url=f"http://{up.http}/v1", api_key=API_KEY, max_retries=0) as client:
+        found = client.completions.create(model=str(target), prompt=PROMPT, max_tokens=TOKENS, temperature=0)
+    assert found.choices[0].text == answer["text"]
+    with (
+        openai.OpenAI(base_url=f"http://{up.http}/v1", api_key="other", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+    [orchestrator] = up.children("orchestrator")
+    assert API_KEY not in Path(f"/proc/{orchestrator}/cmdline").read_text()
+    assert API_KEY not in up.stderr
+
+
 def test_ready_says_what_is_served(up: Up, target: Path) -> None:
     host, _, port = up.address.partition(":")
     assert host == "127.0.0.1"
     assert int(port) > 0
-    assert up.ready == f"ready {up.address} target={target} draft={target}:first-2-layers draft_length=3\n"
+    served = f"target={target} draft={target}:first-2-layers draft_length=3 http={up.http}"
+    assert up.ready == f"ready {up.address} {served}\n"
     assert (len(up.children("draft_svc")), len(up.children())) == (2, 4)
 
 

@@ -49,6 +49,15 @@ def test_the_ready_line_gives_the_address_and_is_not_logged() -> None:
     assert said == [("kid", "hello")]
 
 
+def test_the_ready_line_may_say_more() -> None:
+    async def more(child: Child) -> dict[str, str]:
+        await child.ready
+        return child.also
+
+    result, said = run("import time; print('ready x 127.0.0.1:7 http=[::1]:8 a=b', flush=True); time.sleep(60)", more)
+    assert (result, said) == ({"http": "[::1]:8", "a": "b"}, [])
+
+
 def test_only_stdout_says_ready() -> None:
     code = "import sys; print('ready x 127.0.0.1:8', file=sys.stderr, flush=True); "
     result, said = run(code + READY + "time.sleep(60)", address)

@@ -36,7 +36,8 @@ argv = sys.argv[1:]
 port = {{"target_svc": 1, "orchestrator": 9}}.get(name, os.getpid())
 note = os.path.join(folder, f"{{name}}-{{os.getpid()}}.json")
 json.dump({{"argv": argv, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"],
-           "wait": os.environ["OMP_WAIT_POLICY"]}}, open(note + ".part", "w"))
+           "wait": os.environ["OMP_WAIT_POLICY"], "keys": os.environ.get("PILOTFISH_ORCHESTRATOR_API_KEY")}},
+          open(note + ".part", "w"))
 os.replace(note + ".part", note)  # nobody reads half a note
 
 def end(*_):
@@ -118,6 +119,27 @@ def eventually(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
+
+
+def test_http_and_its_keys_are_the_orchestrators(deployment: Deployment) -> None:
+    file = deployment.folder / "keys"
+    file.write_text("secret-3\n")
+    flags = ["--http", "127.0.0.1:0", "--api-key", "secret-1", "--api-key", "secret-2", "--api-key-file", str(file)]
+    with deployment.up("--draft", "none", *flags) as process:
+        ready_line(process)
+        [orchestrator], [target] = deployment.notes("orchestrator"), deployment.notes("target_svc")
+    argv = orchestrator["argv"]
+    assert argv[argv.index("--http") + 1] == "127.0.0.1:0"
+    assert argv[argv.index("--api-key-file") + 1] == str(file)
+    assert orchestrator["keys"] == "secret-1,secret-2"
+    assert target["keys"] is None
+    assert "secret" not in "".join(argv)
+
+
+def test_keys_without_http_are_refused(deployment: Deployment) -> None:
+    result = CliRunner().invoke(app, ["up", "--target", str(deployment.model), "--api-key", "secret"])
+    assert result.exit_code == 2
+    assert "secret" not in result.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,231 @@
+"""POST /v1/responses: OpenAI's newer form of a chat. Nothing is stored, so a conversation is sent whole."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from orchestrator.core.finish import FinishReason
+from orchestrator.generation import Generation
+from orchestrator.http.bodies import ChatMessage, FunctionCall, NamedTool, ResponseBody, ResponseItem, ToolCall
+from orchestrator.http.calls import NAMES, Writer, respond
+from orchestrator.http.conversation import Plan, plan
+from orchestrator.http.errors import ApiError, api_error, invalid
+from orchestrator.http.sampling import DEFAULT_TEMPERATURE, ask, asked, room
+from orchestrator.http.sse import event
+from orchestrator.http.tools import Arguments, CallBegins, Part, Words
+from orchestrator.http.usage import UsageCount
+from orchestrator.outputs import Event, Finished, Piece
+from pilotfish.errors import PilotfishError
+
+_NAMES = NAMES | {
+    "prompt": "input",
+    "prompt token_ids": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+}
+
+
+async def create(generation: Generation, body: ResponseBody, request: Request) -> Response:
+    """Answers the conversation."""
+    generation.require_model(body.model)
+    tools = [function.tool for function in body.tools or ()]
+    how = plan(generation, tools, body.tool_choice, body.parallel_tool_calls)
+    limit = body.max_output_tokens
+    try:
+        prompt = await how.prompt(generation, _messages(body), body.chat_template_kwargs)
+        limit = room(prompt, generation.info().max_len) if limit is None else limit
+    except PilotfishError as error:
+        raise api_error(error, _NAMES) from error
+    if body.text is not None and _format(body)["type"] != "text":
+        raise invalid("text.format", "text.format is not supported yet", "unsupported_parameter")
+    sampling = asked(body, limit, stop=tuple(how.stops))
+    return await respond(generation, [ask(body, prompt, sampling)], _Writer(body, how, len(prompt)), request)
+
+
+def _messages(body: ResponseBody) -> list[ChatMessage]:
+    """The conversation as a chat; calls that follow each other belong to one message."""
+    messages = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
+    calls: list[ToolCall] = []
+    for item in [*body.input, None]:
+        if item is not None and item.type == "function_call":
+            calls.append(_call(item))
+            continue
+        if calls:
+            messages.append(ChatMessage(role="assistant", tool_calls=calls))
+            calls = []
+        if item is not None and item.type == "function_call_output":
+            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif item is not None and item.role is not None:
+            messages.append(ChatMessage(role=item.role, content=item.content))
+    return messages
+
+
+def _call(item: ResponseItem) -> ToolCall:
+    assert item.call_id is not None
+    assert item.name is not None
+    assert item.arguments is not None
+    return ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+
+
+class _Writer(Writer):
+    """Events of a response, and the response that they add up to."""
+
+    names = _NAMES
+
+    def __init__(self, body: ResponseBody, how: Plan, prompt: int) -> None:
+        self.id = f"resp_{secrets.token_hex(24)}"
+        self.streams = bool(body.stream)
+        self._body = body
+        self._created_at = int(time.time())
+        self._reader = how.reader()
+        self._usage = UsageCount([prompt])
+        self._output: list[dict[str, Any]] = []
+        self._is_open = False  # whether the last item may grow
+        self._reason: FinishReason | None = None  # None before the end
+        self._number = -1
+
+    def begin(self) -> Iterator[bytes]:
+        """Tells of the response, empty yet."""
+        yield self._event("response.created", response=self.whole())
+        yield self._event("response.in_progress", response=self.whole())
+
+    def push(self, prompt: int, found: Event) -> Iterator[bytes]:
+        """What the event adds to the output."""
+        if isinstance(found, Piece):
+            yield from self._parts(self._reader.push("".join(found.token_texts)))
+        elif isinstance(found, Finished):
+            self._usage.add(prompt, found.usage)
+            yield from self._parts(self._reader.finish())
+            if not self._output:
+                yield from self._open_message()
+            self._reason = found.reason
+            yield from self._close()
+
+    def end(self) -> Iterator[bytes]:
+        """The whole response."""
+        yield self._event(f"response.{self._status}", response=self.whole())
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error on the way."""
+        found = error.body["error"]
+        return self._event("error", code=found["code"], message=found["message"], param=found["param"])
+
+    def add(self, prompt: int, found: Event) -> None:
+        """Adds to the output."""
+        for _ in self.push(prompt, found):
+            pass
+
+    def whole(self) -> dict[str, Any]:
+        """The response as it is now."""
+        body, is_over = self._body, self._reason is not None
+        is_cut = self._reason is FinishReason.LENGTH
+        choice: Any = body.tool_choice or "auto"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created_at,
+            "completed_at": int(time.time()) if is_over and not is_cut else None,
+            "status": self._status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model,
+            "output": self._output if is_over else [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+            "text": {"format": _format(body)},
+            "tool_choice": _choice(choice) if isinstance(choice, NamedTool) else choice,
+            "tools": [function.model_dump() for function in body.tools or ()],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": self._usage.response() if is_over else None,
+        }
+
+    @property
+    def _status(self) -> str:
+        if self._reason is None:
+            return "in_progress"
+        return "incomplete" if self._reason is FinishReason.LENGTH else "completed"
+
+    def _parts(self, parts: Iterator[Part]) -> Iterator[bytes]:
+        for part in parts:
+            match part:
+                case Words(text):
+                    if not self._is_open or self._item["type"] != "message":
+                        yield from self._close()
+                        yield from self._open_message()
+                    self._item["content"][0]["text"] += text
+                    yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+                case CallBegins(call_id, name):
+                    yield from self._close()
+                    yield from self._open_call(call_id, name)
+                case Arguments(text):
+                    self._item["arguments"] += text
+                    yield self._item_event("response.function_call_arguments.delta", delta=text)
+
+    def _open_message(self) -> Iterator[bytes]:
+        item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
+        yield self._open(item, f"msg_{secrets.token_hex(24)}")
+        item["content"].append(_text(""))
+        yield self._item_event("response.content_part.added", content_index=0, part=_text(""))
+
+    def _open_call(self, call_id: str, name: str) -> Iterator[bytes]:
+        item = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+        yield self._open(item, f"fc_{secrets.token_hex(24)}")
+
+    def _open(self, item: dict[str, Any], item_id: str) -> bytes:
+        self._output.append(item)
+        item |= {"id": item_id, "status": "in_progress"}
+        self._is_open = True
+        return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _close(self) -> Iterator[bytes]:
+        """Nothing is added to the last item any more."""
+        if not self._is_open:
+            return
+        self._is_open, item = False, self._item
+        item["status"] = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
+        if item["type"] == "message":
+            text = item["content"][0]["text"]
+            yield self._item_event("response.output_text.done", content_index=0, text=text, logprobs=[])
+            yield self._item_event("response.content_part.done", content_index=0, part=_text(text))
+        else:
+            named = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._item_event("response.function_call_arguments.done", **named)
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        return self._output[-1]
+
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item["id"], output_index=len(self._output) - 1, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number, **fields}, kind)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _format(body: ResponseBody) -> dict[str, Any]:
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    given: dict[str, Any] = body.text.format.model_dump(by_alias=True, exclude_none=True)
+    return given
+
+
+def _choice(choice: NamedTool) -> dict[str, Any]:
+    return {"type": "function", "name": choice.function.name}

@@ -1,0 +1,251 @@
+"""What stands before the endpoints: settings, keys, limits, the shape of errors, and the list of fields."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.http.base import Body, is_ignored, refusal_of
+from orchestrator.http.bodies import ChatBody, CompletionBody, ResponseBody
+from orchestrator.http.errors import api_error
+from orchestrator.http.gateway import Gateway
+from orchestrator.http.keys import Keys, read_keys
+from orchestrator.http.limits import Limits
+from orchestrator.http.settings import HttpSettings
+from orchestrator.server import OrchestratorSettings
+from pilotfish.errors import InternalError, InvalidArgumentError, OverloadedError, PilotfishError
+from pilotfish.settings import load
+
+DOCS = Path(__file__).parents[2] / "docs" / "openai.md"
+JSON = [(b"content-type", b"application/json")]
+
+
+def ask(
+    app: ASGIApp, *messages: Message, path: str = "/v1/x", headers: list[tuple[bytes, bytes]] | None = None
+) -> list[Message]:
+    """What an application answers to the messages of one POST."""
+    given, sent = list(messages), []
+
+    async def receive() -> Message:
+        return given.pop(0) if given else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": JSON if headers is None else headers}
+    asyncio.run(run(app, scope, receive, send))
+    return sent
+
+
+async def run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+def body(*chunks: bytes) -> list[Message]:
+    return [
+        {"type": "http.request", "body": chunk, "more_body": index < len(chunks) - 1}
+        for index, chunk in enumerate(chunks)
+    ]
+
+
+def echo(then: Callable[[], Awaitable[None]] | None = None) -> ASGIApp:
+    """Answers with the body and the type of what comes after it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        content = (await receive())["body"]
+        if then is not None:
+            await then()
+        after = (await receive())["type"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": content + after.encode()})
+
+    return app
+
+
+# Limits
+
+
+def test_a_body_is_read_whole_and_leaving_is_seen_after_it() -> None:
+    sent = ask(Limits(echo(), 10, 1), *body(b"01", b"", b"23"))
+    assert sent[-1]["body"] == b"0123http.disconnect"
+
+
+@pytest.mark.parametrize("headers", [JSON, [*JSON, (b"content-length", b"11")]])
+def test_a_body_beyond_the_limit_is_413_however_it_comes(headers: list[tuple[bytes, bytes]]) -> None:
+    sent = ask(Limits(echo(), 10, 1), *body(b"01234", b"567890"), headers=headers)
+    assert sent[0]["status"] == 413
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert ask(Limits(echo(), 10, 1), *body(b"01234", b"56789"))[0]["status"] == 200
+
+
+def test_a_client_that_leaves_within_its_body_gets_nothing() -> None:
+    first = body(b"0", b"1")[0]
+    assert ask(Limits(echo(), 10, 1), first, {"type": "http.disconnect"}) == []
+
+
+def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.http.limits.BODY_TIMEOUT_S", 0.01)
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": JSON}
+    asyncio.run(run(Limits(echo(), 10, 1), scope, never, send))
+    assert sent[0]["status"] == 408
+
+
+def test_more_requests_at_once_are_429_and_a_place_becomes_free_again() -> None:
+    nested: list[Message] = []
+
+    async def ask_again() -> None:
+        async def receive() -> Message:
+            return body(b"1")[0]
+
+        async def send(message: Message) -> None:
+            nested.append(message)
+
+        await limits({"type": "http", "method": "POST", "path": "/", "headers": JSON}, receive, send)
+
+    limits = Limits(echo(ask_again), 10, 1)
+    assert ask(limits, *body(b"0"))[0]["status"] == 200
+    assert nested[0]["status"] == 429
+    assert (b"retry-after", b"1") in nested[0]["headers"]
+    nested.clear()
+    assert ask(limits, *body(b"0"))[0]["status"] == 200
+
+
+# Keys
+
+
+def test_keys_come_from_flags_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n a \n\nb\n")
+    assert read_keys(["c"], file) == ["c", "a", "b"]
+    assert read_keys([], None) == []
+
+
+@pytest.mark.parametrize("content", ["", "# only a comment\n"])
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(InvalidArgumentError, match="which has no key"):
+        read_keys([], file)
+
+
+@pytest.mark.parametrize("key", ["", "two words", "with,comma", "schlüssel", "tab\t"])
+def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        read_keys(["fine", key], None)
+    assert str(refused.value) == "API key 1 must be ASCII without spaces and commas, and not empty"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"Bearer key", 200), (b"bearer  key ", 200), (b"Bearer kex", 401), (b"Bearer ke", 401), (b"Bearer", 401),
+        (b"", 401), (b"key", 401), (b"Basic key", 401), (b"Bearer k\xe9y", 401),
+    ],
+)  # fmt: skip
+def test_only_those_with_a_key_pass(header: bytes, status: int) -> None:
+    app = Keys(echo(), ["other", "key"])
+    headers = [*JSON, (b"authorization", header)]
+    assert ask(app, *body(b"x"), headers=headers)[0]["status"] == status
+    assert ask(app, *body(b"x"), path="/health")[0]["status"] == 200
+
+
+# Settings
+
+
+def test_keys_are_read_from_flags_and_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    argv = ["--model", str(tmp_path)]
+    flags = load(OrchestratorSettings, [*argv, "--api-key", "one", "--api-key", "two"], "test")
+    assert [key.get_secret_value() for key in flags.api_key] == ["one", "two"]
+    monkeypatch.setenv("PILOTFISH_ORCHESTRATOR_API_KEY", "three, four")
+    given = load(OrchestratorSettings, argv, "test")
+    assert [key.get_secret_value() for key in given.api_key] == ["three", "four"]
+    assert "three" not in repr(given)
+
+
+def test_a_port_that_is_taken_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InvalidArgumentError, match=f"http is '{address}', which cannot be bound"):
+            Gateway(HttpSettings(http=address))
+
+
+@pytest.mark.parametrize("address", ["8000", "localhost:http", "localhost:70000"])
+def test_an_address_that_is_none_is_named(address: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be HOST:PORT"):
+        Gateway(HttpSettings(http=address))
+
+
+# Errors
+
+
+@pytest.mark.parametrize("kind", PilotfishError.__subclasses__())
+def test_every_error_has_a_status(kind: type[PilotfishError]) -> None:
+    if kind.__module__ != "pilotfish.errors":  # of the command line
+        return
+    found = api_error(kind("what is wrong", "field[3].part"), {"field": "name"})
+    assert 400 <= found.status < 600
+    assert found.body["error"]["param"] == "name[3].part"
+
+
+def test_fields_are_called_as_the_client_calls_them() -> None:
+    found = api_error(InvalidArgumentError("timeout_s is 0; must be more", "timeout_s"), {"timeout_s": "timeout"})
+    assert found.body["error"]["message"] == "timeout is 0; must be more"
+    assert found.body["error"]["param"] == "timeout"
+
+
+def test_a_bug_is_500_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
+    found = api_error(ZeroDivisionError("planted"))
+    assert found.status == 500
+    assert "ZeroDivisionError: planted" in found.body["error"]["message"]
+    assert "planted" in caplog.text
+    assert api_error(InternalError("x")).status == 500
+
+
+def test_overload_says_when_to_come_back() -> None:
+    assert api_error(OverloadedError("full")).headers == {"Retry-After": "1"}
+
+
+def test_an_error_may_quote_what_is_no_text() -> None:
+    assert b"\\\\ud800" in bytes(api_error(InvalidArgumentError(f"{chr(0xD800)!r}")).response().body)
+
+
+# The list of fields in the documentation
+
+
+def status_of(kind: type[Body], name: str) -> str:
+    field = next(field for key, field in kind.model_fields.items() if (field.alias or key) == name)
+    if refusal_of(field) is not None:
+        return "refused"
+    return "ignored" if is_ignored(field) else "honoured"
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [("/v1/completions", CompletionBody), ("/v1/chat/completions", ChatBody), ("/v1/responses", ResponseBody)],
+)
+def test_the_documentation_lists_every_field_as_it_is(heading: str, kind: type[Body]) -> None:
+    assert issubclass(kind, BaseModel)
+    _, _, section = DOCS.read_text(encoding="utf-8").partition(f"### Fields of {heading}\n")
+    section = section.partition("\n## ")[0].partition("\n### ")[0]
+    rows: list[Any] = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (honoured|ignored|refused)", section, re.MULTILINE)
+    found = {name: status for names, status in rows for name in re.findall(r"`(\w+)`", names)}
+    expected = {name: status_of(kind, name) for name in (f.alias or n for n, f in kind.model_fields.items())}
+    assert found == expected

@@ -1,0 +1,132 @@
+"""Calls in what a model writes, however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.http.tools import Arguments, CallBegins, ForcedCall, Part, Reader, Text, Words, writing_of
+
+HERMES = writing_of("... <tool_call> ...")
+BARE = writing_of("... {{ tools }} ...")
+NAMES = ("weather", "time")
+Found = tuple[str, list[tuple[str, Any]]]
+
+
+def read(reader: Reader, pieces: Iterable[str]) -> Found:
+    """All text, and all calls with their arguments."""
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += reader.push(piece)
+    parts += reader.finish()
+    text, calls = "", []
+    for part in parts:
+        match part:
+            case Words(words):
+                assert words
+                text += words
+            case CallBegins(_, name):
+                calls.append((name, ""))
+            case Arguments(more):
+                calls[-1] = (calls[-1][0], calls[-1][1] + more)
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@st.composite
+def cuts(draw: st.DrawFn, text: str) -> list[str]:
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+ANSWERS: list[tuple[str, Found]] = [
+    ("just text, \n ", ("just text, \n ", [])),
+    ("", ("", [])),
+    ("a <tool_cal and < more", ("a <tool_cal and < more", [])),
+    ('<tool_call>\n{"name": "weather", "arguments": {"at": "x"}}\n</tool_call>', ("", [("weather", {"at": "x"})])),
+    (
+        'See.\n\n<tool_call>{"name": "weather", "arguments": {"at": "</b>"}}</tool_call>\n'
+        '<tool_call>{"name": "time", "arguments": {}}</tool_call>\n',
+        ("See.", [("weather", {"at": "</b>"}), ("time", {})]),
+    ),
+    ('<tool_call>{"name": "time"}</tool_call> done', (" done", [("time", {})])),
+    ('<tool_call>{"name": "time", "arguments": {}}', ("", [("time", {})])),  # ended by a stop text
+    ('<tool_call>{"name": "cook"}</tool_call>', ('<tool_call>{"name": "cook"}</tool_call>', [])),
+    ('x <tool_call>{"name": "time", "argu', ('x <tool_call>{"name": "time", "argu', [])),
+    ("<tool_call>[1]</tool_call>!", ("<tool_call>[1]</tool_call>!", [])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
+@given(data=st.data())
+def test_calls_in_tags_are_found_and_all_else_stays_text(answer: str, expected: Found, data: st.DataObject) -> None:
+    assert read(HERMES.reader(NAMES), data.draw(cuts(answer))) == expected
+
+
+@given(st.text(alphabet='<tool_cal>/{} \n"', max_size=60), st.data())
+def test_text_without_a_call_passes_unchanged(text: str, data: st.DataObject) -> None:
+    assert read(HERMES.reader(NAMES), data.draw(cuts(text))) == (text, [])
+    assert read(BARE.reader(NAMES), data.draw(cuts(text))) == (text, [])
+    assert read(Text(), data.draw(cuts(text))) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (' {"name": "time", "parameters": {"zone": [1, {}]}}', ("", [("time", {"zone": [1, {}]})])),
+        ('{"name": "cook", "parameters": {}}', ('{"name": "cook", "parameters": {}}', [])),
+        ('{"name": "time", "parameters": 3}', ('{"name": "time", "parameters": 3}', [])),
+        ("{ is a brace", ("{ is a brace", [])),
+        ('It is {"name": "time"}', ('It is {"name": "time"}', [])),
+    ],
+)
+@given(data=st.data())
+def test_a_bare_call_is_a_whole_answer(answer: str, expected: Found, data: st.DataObject) -> None:
+    assert read(BARE.reader(NAMES), data.draw(cuts(answer))) == expected
+
+
+arguments = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(st.text(max_size=6) | st.integers() | st.none(), st.lists, max_leaves=5),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("writing", [HERMES, BARE])
+@given(name=st.text(min_size=1, max_size=8), values=arguments, indent=st.sampled_from([None, 2]), data=st.data())
+def test_the_arguments_of_a_forced_call_stream_as_they_are_written(
+    writing: Any, name: str, values: dict[str, Any], indent: int | None, data: st.DataObject
+) -> None:
+    written = json.dumps({"name": name, writing.argument_name: values}, indent=indent, ensure_ascii=False)
+    assert read(ForcedCall(), data.draw(cuts(written))) == ("", [(name, values)])
+
+
+def test_a_forced_call_streams_before_it_is_complete() -> None:
+    reader = ForcedCall()
+    assert list(reader.push('{"name": "ti')) == []
+    [begins, first] = reader.push('me", "arguments": {"zo')
+    assert isinstance(begins, CallBegins)
+    assert (begins.name, first) == ("time", Arguments('{"zo'))
+    assert list(reader.push('ne": "}"')) == [Arguments('ne": "}"')]
+    assert list(reader.push("}} ")) == [Arguments("}")]
+    assert list(reader.finish()) == []
+
+
+@pytest.mark.parametrize("writing", [HERMES, BARE])
+def test_the_schema_of_a_call_allows_each_function_with_its_arguments(writing: Any) -> None:
+    tools = [{"name": "weather", "parameters": {"type": "object", "required": ["at"]}}, {"name": "time"}]
+    both = writing.schema(tools)
+    assert [call["properties"]["name"] for call in both["anyOf"]] == [{"const": "weather"}, {"const": "time"}]
+    one = writing.schema(tools[:1])
+    assert one["properties"][writing.argument_name] == {"type": "object", "required": ["at"]}
+    assert one["required"] == ["name", writing.argument_name]
+
+
+def test_every_call_has_an_id_of_its_own() -> None:
+    call = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+    ids = {part.id for part in HERMES.reader(NAMES).push(call * 3) if isinstance(part, CallBegins)}
+    assert len(ids) == 3
