@@ -20,6 +20,7 @@ MAX_STOPS = 16
 MAX_DRAFT_LENGTH = 64
 MAX_SAMPLES = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
+MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_ALLOWED = 4096
 BAN = -100.0  # as logit_bias
@@ -49,6 +50,8 @@ class Asked:
     banned_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     min_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def admit(
         InvalidArgumentError: naming field, value and limit.
     """
     require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
+    ids = f"{min(prompt)} to {max(prompt)}"
+    require(min(prompt) >= 0 and max(prompt) < 2**31, "prompt token_ids", ids, "must be in [0, 2147483648)")
     ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
     max_tokens = _at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
     params = Params(
@@ -83,19 +88,18 @@ def admit(
         draft_length=_draft_length(asked, defaults),
         end_token_ids=ends,
         shaping=_shaping(asked, max_tokens),
+        logprobs=_top_count("logprobs", asked.logprobs),
+        prompt_logprobs=_top_count("prompt_logprobs", asked.prompt_logprobs),
     )
     _check_stops(asked.stop)
     samples = _at_least("n", asked.n, 1, 1)
     require(samples <= MAX_SAMPLES, "n", samples, f"must be at most {MAX_SAMPLES}")
     tokens = np.array(prompt, np.int32)
-    return tuple(
-        Request(
-            f"{request_id}/{index}" if index else request_id,
-            tokens,
-            replace(params, seed=sample_seed(params.seed, index)),
-            priority,
-        )
-        for index in range(samples)
+    first = Request(request_id, tokens, params, priority)
+    others = replace(params, prompt_logprobs=None)  # which one is enough to find out
+    return first, *(
+        Request(f"{request_id}/{i}", tokens, replace(others, seed=sample_seed(params.seed, i)), priority)
+        for i in range(1, samples)
     )
 
 
@@ -118,6 +122,12 @@ def check_timeout(timeout_s: float | None) -> float | None:
     if timeout_s is None:
         return None
     return _number("timeout_s", timeout_s, 0.0, high=MAX_TIMEOUT_S, open_low=True)
+
+
+def _top_count(name: str, count: int | None) -> int | None:
+    if count is not None:
+        require(0 <= count <= MAX_TOP_LOGPROBS, name, count, f"must be in [0, {MAX_TOP_LOGPROBS}]")
+    return count
 
 
 def _shaping(asked: Asked, max_tokens: int) -> Shaping:

@@ -49,6 +49,11 @@ class Detokenizer:
         """
         return "" if token_id in self._hidden else self._text.push(token_id)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the text of the last token waits for a later one, at least in part."""
+        return self._text.is_open
+
     def finish(self) -> str:
         """The text still held back, when no more tokens come."""
         return self._text.finish()
@@ -69,6 +74,9 @@ def bytes_of(tokenizer: FastTokenizer, token_id: int) -> bytes:
 
 
 class _Decoder(Protocol):
+    @property
+    def is_open(self) -> bool: ...
+
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str: ...
@@ -87,6 +95,10 @@ class _ByteDecoder:
             piece = self._tokenizer.id_to_token(token_id)
             data = self._known[token_id] = b"" if piece is None else _bytes_of(piece)
         return self._utf8.decode(data)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._utf8.getstate()[0])
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -129,6 +141,10 @@ class _WindowDecoder:
         self._open.append(token_id)
         # A run of byte pieces is decoded as a whole: one more byte may spoil those before it.
         return "" if _BYTE_PIECE.fullmatch(piece) else self._release(is_last=False)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
 
     def finish(self) -> str:
         return self._release(is_last=True)

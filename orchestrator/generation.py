@@ -169,20 +169,31 @@ class Generation:
         timeout_s = check_timeout(ask.timeout_s)
         watch = self.metrics.watch() if self.metrics is not None else None
         events = Events(watch)
-        self._submit(requests, ask.asked.stop, events)
+        is_scored = ask.asked.prompt_logprobs is not None
+        prompt = self._prompt(ask.prompt) if ask.asked.echo or is_scored else None
+        self._submit(requests, ask.asked.stop, events, prompt if is_scored else None)
         if watch is not None:
             watch.began(len(requests), requests[0].params.max_tokens)
-        if ask.asked.echo:
-            events.put(self._prompt(ask.prompt))
+        if prompt is not None and not is_scored:
+            events.put(prompt)
         return Answer(self._loop, self.info().model, requests, events, timeout_s)
 
-    def _submit(self, requests: Sequence[Request], stops: tuple[str, ...], events: Events) -> None:
-        """Queues all samples, or none."""
+    def _submit(
+        self, requests: Sequence[Request], stops: tuple[str, ...], events: Events, prompt: Prompt | None
+    ) -> None:
+        """Queues all samples, or none; the first brings the prompt once it is scored."""
         queued: list[Request] = []
         try:
             for index, request in enumerate(requests):
-                least = request.params.shaping.min_tokens
-                self._loop.submit(request, Output(self.tokenizer.detokenizer(), stops, events, index, least))
+                output = Output(
+                    self.tokenizer.detokenizer(),
+                    stops,
+                    events,
+                    index,
+                    min_tokens=request.params.shaping.min_tokens,
+                    prompt=None if index else prompt,
+                )
+                self._loop.submit(request, output)
                 queued.append(request)
         except PilotfishError:
             for request in queued:

@@ -8,23 +8,34 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from orchestrator.core.acceptance import TokenKind
-from orchestrator.core.finish import FinishReason, StopScanner
+from orchestrator.core.finish import FinishReason
+from orchestrator.core.requests import TokenLogprobs
 from orchestrator.core.rounds import Run
+from orchestrator.leaving import Leaving
 from orchestrator.tokenizer import Detokenizer
 from orchestrator.usage import RoundTimes, Usage, UsageMeter
 from pilotfish.errors import PilotfishError
 
 
 class Prompt(NamedTuple):
-    """The prompt, for those who asked for it; fields as in generation.proto, parallel."""
+    """The prompt, for those who asked for it; fields as in generation.proto, parallel.
+
+    Attributes:
+        logprobs: of its tokens from the second on, if they were asked for.
+    """
 
     token_texts: tuple[str, ...]
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one round added to one sample; fields as in generation.proto, the lists parallel."""
+    """What one round added to one sample; fields as in generation.proto, the lists parallel.
+
+    Attributes:
+        logprobs: of its tokens, if they were asked for.
+    """
 
     token_texts: tuple[str, ...]
     token_ids: tuple[int, ...]
@@ -32,6 +43,7 @@ class Piece:
     drafted: int
     times: RoundTimes
     index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +111,20 @@ class Output:
         events: where they go.
         index: of the sample.
         min_tokens: tokens that the completion has before a stop text can end it.
+        prompt: to be sent before the first piece, with its log probabilities.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: tuple[str, ...], events: Events, index: int = 0, min_tokens: int = 0
+        self,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        events: Events,
+        index: int = 0,
+        min_tokens: int = 0,
+        prompt: Prompt | None = None,
     ) -> None:
-        self._detokenizer = detokenizer
-        self._min_tokens, self._taken = min_tokens, 0
-        self._scanner = StopScanner(stops)
-        self._events, self._index = events, index
+        self._leaving = Leaving(detokenizer, stops, min_tokens)
+        self._events, self._index, self._prompt = events, index, prompt
         self._meter = UsageMeter(time.perf_counter())
 
     def scheduled(self) -> None:
@@ -117,11 +134,24 @@ class Output:
 
     def push(self, run: Run, times: RoundTimes) -> bool:
         """Takes what a round added; returns whether the request has ended with it."""
-        texts, stopped = self._texts(run)
-        kept = len(texts)
-        drafted = self._meter.add(run, kept, times, time.perf_counter())
-        self._events.put(Piece(tuple(texts), run.token_ids[:kept], run.kinds[:kept], drafted, times, self._index))
-        reason = FinishReason.STOP if stopped else run.reason
+        if self._prompt is not None:
+            self._events.put(self._prompt._replace(logprobs=tuple(run.request.prompt_logprobs)))
+            self._prompt = None
+        left, taken = self._leaving.take(run)
+        drafted = self._meter.add(run, taken, times, time.perf_counter())
+        self._events.put(
+            Piece(
+                token_texts=tuple([token.text for token in left]),
+                token_ids=tuple([token.id for token in left]),
+                kinds=tuple([token.kind for token in left]),
+                drafted=drafted,
+                times=times,
+                index=self._index,
+                logprobs=tuple([token.logprobs for token in left if token.logprobs is not None]),
+            )
+        )
+        self._meter.completion_tokens -= self._leaving.dropped
+        reason = FinishReason.STOP if self._leaving.is_stopped else run.reason
         if reason is None:
             return False
         self._events.put(Finished(reason, self._meter.usage(run.request, time.perf_counter()), self._index))
@@ -130,20 +160,3 @@ class Output:
     def fail(self, error: PilotfishError) -> None:
         """Ends the request with an error."""
         self._events.put(error)
-
-    def _texts(self, run: Run) -> tuple[list[str], bool]:
-        """Text that became final with each token, up to the one that completes a stop text."""
-        texts = []
-        ends_on_token = len(run.token_ids) if run.reason is FinishReason.STOP else 0
-        for index, token_id in enumerate(run.token_ids, start=1):
-            text = "" if index == ends_on_token else self._detokenizer.push(token_id)
-            self._taken += 1
-            texts.append(self._scanner.push(text, may_stop=self._taken > self._min_tokens))
-            if self._scanner.is_stopped:
-                return texts, True
-        if run.reason is not None:
-            texts[-1] += self._scanner.push(self._detokenizer.finish(), may_stop=self._taken > self._min_tokens)
-            if self._scanner.is_stopped:
-                return texts, True
-            texts[-1] += self._scanner.flush()
-        return texts, False

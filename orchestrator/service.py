@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -11,6 +11,7 @@ import grpc
 
 from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
+from orchestrator.core.requests import TokenLogprobs
 from orchestrator.generation import Ask, Generation
 from orchestrator.outputs import Event, Finished, Prompt
 from orchestrator.usage import RoundTimes, Usage
@@ -92,6 +93,8 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         banned_token_ids=tuple(sampling.banned_token_ids),
         allowed_token_ids=tuple(sampling.allowed_token_ids),
         min_tokens=given("min_tokens"),
+        logprobs=given("logprobs"),
+        prompt_logprobs=given("prompt_logprobs"),
     )
 
 
@@ -101,7 +104,8 @@ def _response(event: Event) -> pb.GenerateResponse:
         finished = pb.Finished(reason=reason, usage=_usage(event.usage), index=event.index)  # type: ignore[arg-type]
         return pb.GenerateResponse(finished=finished)
     if isinstance(event, Prompt):
-        return pb.GenerateResponse(prompt=pb.Prompt(token_texts=event.token_texts, token_ids=event.token_ids))
+        prompt = pb.Prompt(token_texts=event.token_texts, token_ids=event.token_ids, logprobs=_logprobs(event.logprobs))
+        return pb.GenerateResponse(prompt=prompt)
     return pb.GenerateResponse(
         piece=pb.Piece(
             token_texts=event.token_texts,
@@ -110,8 +114,20 @@ def _response(event: Event) -> pb.GenerateResponse:
             drafted=event.drafted,
             times=_times(event.times),
             index=event.index,
+            logprobs=_logprobs(event.logprobs),
         )
     )
+
+
+def _logprobs(tokens: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            logprob=token.logprob,
+            top_token_ids=[token_id for token_id, _ in token.top],
+            top_logprobs=[logprob for _, logprob in token.top],
+        )
+        for token in tokens
+    ]
 
 
 def _usage(usage: Usage) -> pb.Usage:

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from pilotfish.client.aio import AsyncClient, AsyncStream
     from pilotfish.client.blocking import Client, Stream
     from pilotfish.client.params import SamplingParams
-    from pilotfish.client.results import Completion, Piece, Prompt, RoundTimes, ServerInfo, Token, Usage
+    from pilotfish.client.results import (
+        Completion,
+        Piece,
+        Prompt,
+        RoundTimes,
+        ServerInfo,
+        Token,
+        TokenLogprobs,
+        Usage,
+    )
     from pilotfish.errors import (
         AlreadyExistsError,
         DeadlineExceededError,
@@ -53,6 +62,7 @@ __all__ = [
     "ServerInfo",
     "Stream",
     "Token",
+    "TokenLogprobs",
     "UnavailableError",
     "Usage",
 ]
@@ -64,7 +74,10 @@ _HOMES = {
     "Client": "client.blocking",
     "Stream": "client.blocking",
     "SamplingParams": "client.params",
-    **dict.fromkeys(("Completion", "Piece", "Prompt", "RoundTimes", "ServerInfo", "Token", "Usage"), "client.results"),
+    **dict.fromkeys(
+        ("Completion", "Piece", "Prompt", "RoundTimes", "ServerInfo", "Token", "TokenLogprobs", "Usage"),
+        "client.results",
+    ),
 }
 
 

@@ -88,6 +88,7 @@ class Grant:
     features: tuple[str, ...] = ()
     feature_width: int = 0
     shapes_logits: bool = False
+    gives_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,41 @@ class Supports:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """Which log probabilities a step wants; see target.proto."""
+
+    counts: Ints  # [outputs], top tokens of each; -1 for nothing
+    scored_nodes: Ints = field(default_factory=empty_ints)  # [scored], ascending indices into rows.token_ids
+    scored_token_ids: Ints = field(default_factory=empty_ints)  # [scored]
+    scored_counts: Ints = field(default_factory=empty_ints)  # [scored]
+
+    def validate(self, tokens: int, outputs: int, vocab_size: int) -> None:
+        """Raises ``InvalidArgumentError`` naming the first field at fault."""
+        require(len(self.counts) == outputs, "length of logprobs.counts", len(self.counts), f"must be {outputs}")
+        require_range(self.counts, "logprobs.counts", -1, vocab_size, f"must be in [-1, {vocab_size}]")
+        scored = len(self.scored_nodes)
+        for name in ("scored_token_ids", "scored_counts"):
+            count = len(getattr(self, name))
+            require(count == scored, f"length of logprobs.{name}", count, f"must equal the {scored} scored_nodes")
+        require_range(self.scored_nodes, "logprobs.scored_nodes", 0, tokens - 1, f"must be in [0, {tokens})")
+        ascending = bool((np.diff(self.scored_nodes) > 0).all())
+        require(ascending, "logprobs.scored_nodes", "not ascending", "must be strictly ascending")
+        known = f"must be in [0, {vocab_size})"
+        require_range(self.scored_token_ids, "logprobs.scored_token_ids", 0, vocab_size - 1, known)
+        require_range(self.scored_counts, "logprobs.scored_counts", 0, vocab_size, f"must be in [0, {vocab_size}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log probabilities of a step's outputs, then of its scored nodes; see target.proto."""
+
+    tokens: Floats  # [places]
+    supports: Floats  # [support ids of the outputs that want any]
+    top_token_ids: Ints  # [sum of counts]
+    top: Floats  # [sum of counts]
+
+
+@dataclass(frozen=True, slots=True)
 class TargetStep:
     """One batch for the target; see target.proto."""
 
@@ -280,6 +316,7 @@ class TargetStep:
     draw_rules: Bytes  # [rows], DrawRule
     supports: Supports = field(default_factory=Supports)  # one group per output, or none
     feature_rules: Bytes = field(default_factory=empty_bytes)  # [rows] FeatureRule, or [0] for none
+    logprobs: WantedLogprobs | None = None
 
     def validate(self, grant: Grant) -> None:
         """Raises ``InvalidArgumentError`` naming the first field at fault."""
@@ -293,6 +330,9 @@ class TargetStep:
         require(ascending, "output_nodes", "not ascending", "must be strictly ascending")
         if len(self.feature_rules):
             self._validate_features(grant)
+        if self.logprobs is not None:
+            require(grant.gives_logprobs, "logprobs", "given", "this target gives none")
+            self.logprobs.validate(tokens, len(self.output_nodes), grant.vocab_size)
         self.supports.validate(len(self.output_nodes), grant.vocab_size)
         if len(self.supports.counts):
             row_of_output = np.searchsorted(self.rows.row_offsets, self.output_nodes, side="right") - 1
@@ -324,6 +364,7 @@ class TargetResult:
     support_probs: Floats  # [sum of support counts]
     compute_us: int
     features: npt.NDArray[Any] | None = None  # [as many as the rules ask for, feature_width]
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from pilotfish.steps import (
     require_range,
 )
 from target_svc.features import wanted_tokens
+from target_svc.logprobs import answer, laws_of
 
 
 class TargetEngine(GrantingEngine):
@@ -58,7 +59,8 @@ class TargetEngine(GrantingEngine):
         self._model = PagedModel(model, pages=pages, page_size=page_size, features=features)
         # Padded ids of the output layer mean nothing, and no tokenizer could write them.
         self._token_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
-        info = replace(model.info(max_len, features, self._model.feature_width), shapes_logits=True)
+        info = model.info(max_len, features, self._model.feature_width)
+        info = replace(info, shapes_logits=True, gives_logprobs=True)
         super().__init__(info, pages=pages, page_size=page_size, max_step_tokens=max_step_tokens)
 
     @torch.inference_mode()
@@ -74,7 +76,16 @@ class TargetEngine(GrantingEngine):
         require_distinct_slots(step.rows, grant.page_size)
         with cores.working():
             hidden = self._model.extend(step.rows)
-            draws = self._draw(step, self._model.logits(hidden, self._index(step.output_nodes)))
+
+            def logits_of(nodes: Ints) -> Tensor:
+                logits = self._model.logits(hidden, self._index(nodes))
+                sampling.require_finite(logits, "the target model")
+                return logits
+
+            logits = logits_of(step.output_nodes)
+            laws = None if step.logprobs is None else laws_of(step.logprobs, logits, self._token_limit)
+            draws = self._draw(step, logits)  # which shapes the logits
+            logprobs = None if laws is None else answer(step, draws.token_ids, laws, logits_of, self._token_limit)
         features = None
         if hidden.features is not None and (step.feature_rules > FeatureRule.NONE).any():
             wanted = wanted_tokens(step, draws.token_ids)
@@ -85,6 +96,7 @@ class TargetEngine(GrantingEngine):
             tail_masses=draws.tail_masses,
             support_probs=draws.support_probs,
             features=features,
+            logprobs=logprobs,
             compute_us=(time.perf_counter_ns() - started) // 1000,
         )
 
@@ -116,7 +128,6 @@ class TargetEngine(GrantingEngine):
         return to_wire(cache.read_features(self._index(slots)))
 
     def _draw(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
-        sampling.require_finite(logits, "the target model")
         if self._token_limit < logits.shape[1]:
             logits[:, self._token_limit :] = -torch.inf
         if step.sampling.shaping is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,9 +65,26 @@ PARAMS = np.dtype(
         ("draw_rule", "u1"),
         ("proposal_kind", "u1"),
         ("is_shaped", "?"),
+        ("wants_logprobs", "?"),
     ]
 )
 """What a step says of how a row samples; the same in every round."""
+
+
+Tops = tuple[tuple[int, float], ...]
+"""Token ids and their log probabilities, likeliest first."""
+
+
+class TokenLogprobs(NamedTuple):
+    """What the model thought of a token, by its own law.
+
+    Attributes:
+        logprob: of the token.
+        top: the likeliest tokens in its place, as many as were asked for.
+    """
+
+    logprob: float
+    top: Tops
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,8 @@ class Params:
     draft_length: int | None = 0  # None: the server chooses, from round to round
     end_token_ids: frozenset[int] = frozenset()
     shaping: Shaping = NOTHING
+    logprobs: int | None = None  # how many of the likeliest tokens come beside each token's own; None: nothing comes
+    prompt_logprobs: int | None = None  # the same of the prompt
     packed: bytes = field(init=False, repr=False, compare=False)
     """One element of ``PARAMS``: those of many rows are joined in no time."""
 
@@ -94,6 +114,11 @@ class Params:
     def is_shaped(self) -> bool:
         """Whether the workers have anything to do to its logits."""
         return self.shaping != NOTHING
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Of the completion or of the prompt."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
 
     @property
     def draw_rule(self) -> DrawRule:
@@ -140,6 +165,7 @@ class Request:
         highest_token: largest id among its tokens.
         draft_length: most draft tokens in its next round; the params' own, or as last chosen.
         tree_nodes: nodes of its proposal in its next round, where its drafter grows trees; 0 asks for a chain.
+        prompt_logprobs: of its prompt tokens from the second on, as far as they are known; see ``Params``.
         judged: how its draft tokens fared, decayed counts, f64[2, positions]; see ``survival``.
     """
 
@@ -159,6 +185,7 @@ class Request:
     highest_token: int = field(init=False)
     draft_length: int = field(init=False)
     tree_nodes: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     judged: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, MAX_ADAPTIVE_LENGTH)))
     _buffer: Ints = field(init=False)
 
@@ -182,6 +209,13 @@ class Request:
     def generated(self) -> int:
         """Completion tokens so far."""
         return self.length - len(self.prompt)
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that it need not compute where others have: not its last, and none after which one is to be scored."""
+        if self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1:
+            return len(self.prompt_logprobs)
+        return self.length - 1
 
     @property
     def draft_room(self) -> int:

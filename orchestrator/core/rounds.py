@@ -12,7 +12,7 @@ from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.draft_length import CHAINS, Round
 from orchestrator.core.draft_steps import DraftPlan
 from orchestrator.core.finish import FinishReason
-from orchestrator.core.requests import Request
+from orchestrator.core.requests import Request, TokenLogprobs
 from orchestrator.core.target_steps import TargetBatch
 
 
@@ -24,6 +24,7 @@ class Run(NamedTuple):
         drafted: longest path of the proposal that was judged.
         is_round: whether it was a round, rather than the token that a prefill ends with.
         reason: set if the request ended on a token.
+        logprobs: of the new tokens, if they were asked for.
     """
 
     request: Request
@@ -32,6 +33,7 @@ class Run(NamedTuple):
     drafted: int
     is_round: bool
     reason: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from orchestrator.core.draft_steps import DraftPlan, FeatureRead
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.early import EarlyPlan, fill, plan_early, settle
 from orchestrator.core.finish import cut_run
+from orchestrator.core.logprobs import RowLogprobs, split_logprobs
 from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, Proposal
 from orchestrator.core.replicas import Replica
@@ -282,12 +283,18 @@ class Scheduler:
         answered = [row for row in batch.rows if row.wants_output]
         verdicts = judge(answered, result, self.target.grant.vocab_size)
         features = split_features(batch, verdicts, result, self.target.grant.feature_width)
-        for row in batch.rows:
-            if not row.wants_output and row.request.target is row.cache:
-                row.cache.commit(row.request.tokens, row.end)
+        vocab_size = self.target.grant.vocab_size
+        logprobs = split_logprobs(batch.rows, batch.step.logprobs, result.logprobs, vocab_size)
+        for row, found in zip(batch.rows, logprobs, strict=True):
+            if row.request.target is row.cache:
+                if found.scored:
+                    row.request.prompt_logprobs += found.scored
+                if not row.wants_output:
+                    row.cache.commit(row.request.tokens, row.end)
+        of_answered = [found for row, found in zip(batch.rows, logprobs, strict=True) if row.wants_output]
         runs = [
-            self._accept_row(row, verdict)
-            for row, verdict in zip(answered, verdicts, strict=True)
+            self._accept_row(row, verdict, found)
+            for row, verdict, found in zip(answered, verdicts, of_answered, strict=True)
             if row.request.target is row.cache
         ]
         for row, new in features:
@@ -332,7 +339,7 @@ class Scheduler:
         if len(self.rows) >= min(self.limits.max_rows, self.target.grant.max_step_tokens):
             return False
         cache = RowCache(self.target.pool)
-        cache.attach(request.tokens[:-1])
+        cache.attach(request.tokens[: request.reusable])
         slots = request.length + 1 + request.draft_limit
         headroom = sum(_cache(row).missing(_next_round_slots(row)) for row in self.rows)
         if cache.missing(slots) + headroom > self.target.pool.available:
@@ -381,12 +388,15 @@ class Scheduler:
         require_range(request.prompt, "prompt token_ids", 0, grant.vocab_size - 1, known)
         for token_id in request.params.end_token_ids:
             require(0 <= token_id < grant.vocab_size, "stop_token_ids", token_id, known)
+        if request.params.wants_logprobs:
+            name = "logprobs" if request.params.logprobs is not None else "prompt_logprobs"
+            require(grant.gives_logprobs, name, "given", f"target {grant.model_id} has none; leave it out")
         if request.params.is_shaped:
             _require_shapeable(request.params, grant)
 
     # Accepting
 
-    def _accept_row(self, row: RowPlan, verdict: Verdict) -> Run:
+    def _accept_row(self, row: RowPlan, verdict: Verdict, logprobs: RowLogprobs) -> Run:
         assert self.target is not None
         request, proposal, path = row.request, row.proposal, verdict.path
         params = request.params
@@ -409,7 +419,7 @@ class Scheduler:
         if reason is not None:
             self.finish(request)
         kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[:kept]
-        return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason)
+        return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, logprobs.of(verdict, tokens))
 
 
 def _require_shapeable(params: Params, grant: Grant) -> None:

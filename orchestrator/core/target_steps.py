@@ -11,6 +11,7 @@ from orchestrator.core.acceptance import NoiseChance, Rule, Verdict, accept
 from orchestrator.core.batches import RowPart, params_of, sampling_rows, token_rows
 from orchestrator.core.chains import match_chains, ratio_chains
 from orchestrator.core.features import Features, count_of, split
+from orchestrator.core.logprobs import wanted_logprobs
 from orchestrator.core.pages import RowCache
 from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
 from orchestrator.core.requests import PROPOSE_BEHIND, Request
@@ -88,6 +89,7 @@ def target_step(
         draw_rules=params["draw_rule"],
         supports=_supports(rows),
         feature_rules=empty_bytes() if wants_features is None else _feature_rules(rows, wants_features),
+        logprobs=wanted_logprobs(rows, tokens.lengths) if params["wants_logprobs"].any() else None,
     )
 
 

@@ -26,6 +26,8 @@ _WANTED = {
     "draft_length": "None or an integer of 32 bits",
     "n": "an integer of 32 bits",
     "echo": "True or False",
+    "logprobs": "None or an integer of 32 bits",
+    "prompt_logprobs": "None or an integer of 32 bits",
     "repetition_penalty": "a number",
     "presence_penalty": "a number",
     "frequency_penalty": "a number",
@@ -34,6 +36,9 @@ _WANTED = {
     "allowed_token_ids": "a sequence of integers of 32 bits",
     "min_tokens": "an integer of 32 bits",
 }
+
+_MAY_BE_NONE = ("seed", "draft_length", "logprobs", "prompt_logprobs")
+_TRUTHS = ("ignore_eos", "echo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,14 @@ class SamplingParams:
     echo: bool = False
     """Sends the prompt back; see ``Completion.prompt``."""
 
+    logprobs: int | None = None
+    """Gives every token its log probability by the model's own law, before temperature and whatever else shapes it, and
+    so many of the likeliest tokens in its place, from 0 to 20; see ``Token``. None: neither."""
+
+    prompt_logprobs: int | None = None
+    """The same for the prompt, from its second token on; see ``Prompt``. It is then computed as a whole, whatever the
+    prefix cache holds."""
+
     repetition_penalty: float = 1.0
     """Divides the logits of tokens of the prompt and the completion so far, or multiplies those below 0; above 0."""
 
@@ -130,8 +143,8 @@ def _wire_value(name: str, value: Any) -> Any:
         return {token_id: _wire_value(name + " value", bias) for token_id, bias in dict(value).items()}
     if name == "acceptance":
         return None if value is None else _RULES[value]
-    if value is None and name not in ("seed", "draft_length"):
+    if value is None and name not in _MAY_BE_NONE:
         raise TypeError(f"{name} may not be None")
-    if isinstance(value, bool) is not (name in ("ignore_eos", "echo")):
+    if isinstance(value, bool) is not (name in _TRUTHS):
         raise TypeError("a truth value is no number, and a number no truth value")
     return value

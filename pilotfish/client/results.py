@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -38,6 +39,16 @@ class RoundTimes:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """What the model thought of a token in its place by its own law, before temperature and whatever else shapes it."""
+
+    logprob: float
+    """Of the token; natural logarithm."""
+    top: tuple[tuple[int, float], ...]
+    """Token ids and log probabilities of the likeliest tokens, likeliest first, as many as were asked for."""
+
+
+@dataclass(frozen=True)
 class Token:
     """One token of a completion."""
 
@@ -47,6 +58,8 @@ class Token:
     kind: TokenKind
     """"accepted": a draft token that was kept; "recovered": the target's token where the draft failed; "bonus": the
     target's token after a fully accepted path, which may be empty."""
+    logprobs: TokenLogprobs | None = None
+    """Where ``logprobs`` asked for it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     token_texts: tuple[str, ...] = field(repr=False)
     """Text of each token; special tokens have none."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Of each token, None for the first; empty unless ``prompt_logprobs`` asked for them."""
 
     @property
     def text(self) -> str:
@@ -67,6 +82,7 @@ class Piece:
     """What one round added to one sample."""
 
     tokens: tuple[Token, ...]
+    """Maybe none, or more than the round's: with stop texts a token comes once its text can be no part of one."""
     drafted: int
     """Draft tokens that were judged in the round."""
     times: RoundTimes
@@ -146,7 +162,13 @@ class Completion:
     others: tuple[Completion, ...] = ()
     """The other samples of ``n``, by index."""
     prompt: Prompt | None = None
-    """Where ``echo`` asked for it."""
+    """Where ``echo`` or ``prompt_logprobs`` asked for it."""
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Log probability of each token; empty unless ``logprobs`` asked for them."""
+        tokens = [token.logprobs for piece in self.pieces for token in piece.tokens]
+        return tuple(token.logprob for token in tokens if token is not None)
 
     @property
     def samples(self) -> tuple[Completion, ...]:
@@ -267,9 +289,12 @@ def _piece_from_pb(piece: pb.Piece) -> Piece:
         )
     if unknown := [kind for kind in piece.kinds if kind not in _KINDS]:
         raise InternalError(f"the server sent token kind {unknown[0]}")
+    logprobs = _logprobs_from_pb(piece.logprobs) or (None,) * len(piece.token_ids)
+    if len(logprobs) != len(piece.token_ids):
+        raise InternalError(f"the server sent {len(piece.token_ids)} token_ids with {len(logprobs)} logprobs")
     tokens = tuple(
-        Token(token_id, text, _KINDS[kind])
-        for token_id, text, kind in zip(piece.token_ids, piece.token_texts, piece.kinds, strict=True)
+        Token(token_id, text, _KINDS[kind], logprob)
+        for token_id, text, kind, logprob in zip(piece.token_ids, piece.token_texts, piece.kinds, logprobs, strict=True)
     )
     return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index)
 
@@ -277,7 +302,17 @@ def _piece_from_pb(piece: pb.Piece) -> Piece:
 def _prompt_from_pb(prompt: pb.Prompt) -> Prompt:
     if len(prompt.token_ids) != len(prompt.token_texts):
         raise InternalError(f"the server sent {len(prompt.token_ids)} token_ids with {len(prompt.token_texts)} texts")
-    return Prompt(tuple(prompt.token_ids), tuple(prompt.token_texts))
+    logprobs = _logprobs_from_pb(prompt.logprobs)
+    if logprobs and len(logprobs) != len(prompt.token_ids) - 1:
+        raise InternalError(f"the server sent {len(prompt.token_ids)} token_ids with {len(logprobs)} logprobs")
+    return Prompt(tuple(prompt.token_ids), tuple(prompt.token_texts), (None, *logprobs) if logprobs else ())
+
+
+def _logprobs_from_pb(tokens: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(token.logprob, tuple(zip(token.top_token_ids, token.top_logprobs, strict=True)))
+        for token in tokens
+    )
 
 
 def _usage_from_pb(usage: pb.Usage) -> Usage:

@@ -19,6 +19,7 @@ from pilotfish.steps import (
     DraftResult,
     DraftStep,
     Grant,
+    Logprobs,
     ProposalKind,
     SamplingRows,
     ShapingRows,
@@ -26,6 +27,7 @@ from pilotfish.steps import (
     TargetResult,
     TargetStep,
     TokenRows,
+    WantedLogprobs,
 )
 from pilotfish.v1 import draft_pb2, target_pb2, types_pb2
 
@@ -102,6 +104,8 @@ _SHAPING = {
 }
 _SUPPORTS = {"counts": "<i4", "token_ids": "<i4"}
 _TARGET_STEP = {"output_nodes": "<i4", "draw_rules": "u1", "feature_rules": "u1"}
+_WANTED_LOGPROBS = dict.fromkeys(("counts", "scored_nodes", "scored_token_ids", "scored_counts"), "<i4")
+_LOGPROBS = {"tokens": "<f4", "supports": "<f4", "top_token_ids": "<i4", "top": "<f4"}
 _TARGET_RESULT = {"token_ids": "<i4", "tail_masses": "<f4", "support_probs": "<f4"}
 _DRAFT_STEP = {"draft_lengths": "<i4", "node_limits": "<i4", "proposal_kinds": "u1"}
 _DRAFT_RESULT = {"node_counts": "<i4", "token_ids": "<i4", "parents": "<i4", "support_probs": "<f4"}
@@ -154,6 +158,26 @@ def supports_from_pb(supports: types_pb2.Supports) -> Supports:
     return Supports(**_unpacked(supports, _SUPPORTS, "supports."))
 
 
+def wanted_logprobs_to_pb(wanted: WantedLogprobs | None) -> target_pb2.WantedLogprobs | None:
+    return None if wanted is None else target_pb2.WantedLogprobs(**_packed(wanted, _WANTED_LOGPROBS))
+
+
+def wanted_logprobs_from_pb(step: target_pb2.TargetStep) -> WantedLogprobs | None:
+    if not step.HasField("logprobs"):
+        return None
+    return WantedLogprobs(**_unpacked(step.logprobs, _WANTED_LOGPROBS, "logprobs."))
+
+
+def logprobs_to_pb(logprobs: Logprobs | None) -> target_pb2.Logprobs | None:
+    return None if logprobs is None else target_pb2.Logprobs(**_packed(logprobs, _LOGPROBS))
+
+
+def logprobs_from_pb(result: target_pb2.TargetResult) -> Logprobs | None:
+    if not result.HasField("logprobs"):
+        return None
+    return Logprobs(**_unpacked(result.logprobs, _LOGPROBS, "logprobs."))
+
+
 def grant_to_pb(grant: Grant) -> types_pb2.StreamOpened:
     return types_pb2.StreamOpened(**{name: getattr(grant, name) for name in _GRANT}, features=grant.features)
 
@@ -181,6 +205,7 @@ def target_step_to_pb(step: TargetStep) -> target_pb2.TargetStep:
         rows=rows_to_pb(step.rows),
         sampling=sampling_to_pb(step.sampling),
         supports=supports_to_pb(step.supports),
+        logprobs=wanted_logprobs_to_pb(step.logprobs),
         **_packed(step, _TARGET_STEP),
     )
 
@@ -191,6 +216,7 @@ def target_step_from_pb(step: target_pb2.TargetStep) -> TargetStep:
         rows=rows_from_pb(step.rows),
         sampling=sampling_from_pb(step.sampling),
         supports=supports_from_pb(step.supports),
+        logprobs=wanted_logprobs_from_pb(step),
         **_unpacked(step, _TARGET_STEP),
     )
 
@@ -200,6 +226,7 @@ def target_result_to_pb(result: TargetResult) -> target_pb2.TargetResult:
         step_id=result.step_id,
         features=_optional_tensor_to_pb(result.features),
         compute_us=result.compute_us,
+        logprobs=logprobs_to_pb(result.logprobs),
         **_packed(result, _TARGET_RESULT),
     )
 
@@ -209,6 +236,7 @@ def target_result_from_pb(result: target_pb2.TargetResult) -> TargetResult:
         step_id=result.step_id,
         features=_optional_tensor_from_pb(result),
         compute_us=result.compute_us,
+        logprobs=logprobs_from_pb(result),
         **_unpacked(result, _TARGET_RESULT),
     )
 

@@ -21,6 +21,7 @@ class ModelInfo:
     features: tuple[str, ...] = ()
     feature_width: int = 0
     shapes_logits: bool = False
+    gives_logprobs: bool = False
 
 
 class GrantingEngine:

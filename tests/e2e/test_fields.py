@@ -11,10 +11,12 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 from deployment import Deployment
+from tiny_models import load_reference
 
 from draft_svc.drafters.model import ModelDrafter
-from pilotfish import Client, SamplingParams
+from pilotfish import Client, Completion, SamplingParams, TokenLogprobs
 from pilotfish.errors import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError
 from pilotfish.rpc.status import from_grpc
 from pilotfish.runtime.loading import LoadedModel
@@ -135,6 +137,138 @@ def test_echo_sends_the_prompt_back(client: Client, tiny_folder: Path) -> None:
     assert list(echoed.prompt.token_ids) == ids
     assert echoed.text == client.generate(PROMPT, SamplingParams(max_tokens=4)).text
     assert client.generate(PROMPT, SamplingParams(max_tokens=4)).prompt is None
+
+
+# Log probabilities
+
+
+def law_after(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """Hugging Face's log softmax after each token, f32[tokens, vocab]."""
+    with torch.inference_mode():
+        return load_reference(folder)(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+
+
+def assert_of(law: torch.Tensor, token_id: int, found: TokenLogprobs | None, count: int) -> None:
+    assert found is not None
+    assert found.logprob == pytest.approx(float(law[token_id]), abs=1e-3)
+    top = law.topk(count)
+    assert [token for token, _ in found.top] == top.indices.tolist()
+    assert [value for _, value in found.top] == pytest.approx(top.values.tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("drafts", ["none", "self", "layers", "other"])
+def test_logprobs_are_hugging_faces_with_and_without_speculation(
+    drafts: str, tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, other_draft: LoadedModel
+) -> None:
+    draft = {"none": (), "self": (tiny_target,), "layers": (tiny_draft,), "other": (other_draft,)}[drafts]
+    with Deployment(tiny_folder, tiny_target, draft) as deployment, deployment.client() as client:
+        prompt = list(client.generate(PROMPT, SamplingParams(max_tokens=1, echo=True)).prompt.token_ids)
+        for rule, temperature in (("match", 0.0), ("match", 1.0), ("ratio", 1.0), ("block", 1.0)):
+            params = SamplingParams(
+                max_tokens=24, temperature=temperature, acceptance=rule, ignore_eos=True, logprobs=3, seed=1, top_k=50,
+                frequency_penalty=0.5,
+            )  # fmt: skip
+            answer = client.generate(PROMPT, params)
+            laws = law_after(tiny_folder, [*prompt, *answer.token_ids])[len(prompt) - 1 :]
+            tokens = [token for piece in answer.pieces for token in piece.tokens]
+            assert len(tokens) == len(answer.logprobs) == 24
+            for law, token in zip(laws, tokens, strict=False):
+                assert_of(law, token.id, token.logprobs, 3)
+        wait_until_idle(deployment)
+
+
+def test_rows_that_do_not_ask_get_none_beside_rows_that_do(client: Client) -> None:
+    def generate(logprobs: int | None) -> Completion:
+        return client.generate(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True, logprobs=logprobs))
+
+    with ThreadPoolExecutor(4) as pool:
+        plain, own, top, none = pool.map(generate, [None, 0, 2, None])
+    assert plain.token_ids == own.token_ids == top.token_ids == none.token_ids
+    assert plain.logprobs == none.logprobs == ()
+    assert own.logprobs == pytest.approx(top.logprobs, abs=1e-3)
+    for answer, count in ((own, 0), (top, 2)):
+        tops = [token.logprobs.top for piece in answer.pieces for token in piece.tokens if token.logprobs is not None]
+        assert [len(each) for each in tops] == [count] * 20
+
+
+@pytest.mark.parametrize("draft_length", [0, 8])
+def test_text_ids_and_logprobs_end_together_at_a_stop_text(
+    draft_length: int, tiny_folder: Path, tiny_target: LoadedModel
+) -> None:
+    """The target drafts for itself: the stop text lies inside an accepted run, over several tokens of it."""
+    with Deployment(tiny_folder, tiny_target, (tiny_target,)) as deployment, deployment.client() as client:
+
+        def generate(**fields: Any) -> Completion:
+            return client.generate(
+                PROMPT, SamplingParams(max_tokens=40, ignore_eos=True, draft_length=draft_length, logprobs=1, **fields)
+            )
+
+        whole = generate()
+        for begin in range(3, 16):
+            stop = whole.text[begin : begin + 5]
+            answer = generate(stop=(stop,))
+            end = whole.text.index(stop)
+            assert answer.text == whole.text[:end]
+            assert answer.finish_reason == "stop"
+            assert len(answer.logprobs) == len(answer.token_ids) == answer.usage.completion_tokens
+            assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+            assert answer.logprobs == pytest.approx(whole.logprobs[: len(answer.token_ids)], abs=1e-3)
+            tokens = [token for piece in whole.pieces for token in piece.tokens]
+            assert len("".join(token.text for token in tokens[: len(answer.token_ids)])) >= end
+            if answer.token_ids:  # the last token is part of the text
+                assert len("".join(token.text for token in tokens[: len(answer.token_ids) - 1])) <= end
+        wait_until_idle(deployment)
+
+
+def test_nothing_follows_an_end_token_inside_an_accepted_run(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    with Deployment(tiny_folder, tiny_target, (tiny_target,)) as deployment, deployment.client() as client:
+        whole = client.generate(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True, logprobs=0))
+        for place in range(1, 12):
+            stop = whole.token_ids[place]
+            answer = client.generate(
+                PROMPT,
+                SamplingParams(max_tokens=20, stop_token_ids=(stop,), ignore_eos=True, logprobs=0, draft_length=8),
+            )
+            kept = whole.token_ids.index(stop) + 1
+            assert answer.token_ids == whole.token_ids[:kept]
+            assert answer.logprobs == pytest.approx(whole.logprobs[:kept], abs=1e-3)
+            assert answer.usage.completion_tokens == kept
+
+
+def test_prompt_logprobs_are_hugging_faces_and_come_once(
+    deployment: Deployment, client: Client, tiny_folder: Path
+) -> None:
+    """With a prompt that is in the prefix cache, and for several samples."""
+    for prompt in (PROMPT, PROMPT * 9):
+        plain = client.generate(prompt, SamplingParams(max_tokens=6, ignore_eos=True, echo=True))
+        scored = client.generate(prompt, SamplingParams(max_tokens=6, ignore_eos=True, prompt_logprobs=2, n=2))
+        assert scored.token_ids == plain.token_ids
+        assert scored.usage.cached_tokens == 0
+        assert scored.prompt is not None
+        assert plain.prompt is not None
+        assert (scored.prompt.token_ids, scored.prompt.text) == (plain.prompt.token_ids, prompt)
+        assert plain.prompt.logprobs == ()
+        assert scored.logprobs == ()
+        first, *others = scored.prompt.logprobs
+        assert first is None
+        laws = law_after(tiny_folder, list(scored.prompt.token_ids))
+        for law, token_id, found in zip(laws, scored.prompt.token_ids[1:], others, strict=False):
+            assert_of(law, token_id, found, 2)
+        assert len(others) == len(scored.prompt.token_ids) - 1
+    wait_until_idle(deployment)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score(client: Client) -> None:
+    answer = client.generate([5], SamplingParams(max_tokens=2, prompt_logprobs=0))
+    assert answer.prompt is not None
+    assert answer.prompt.token_ids == (5,)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("value", [-1, 21])
+def test_how_many_logprobs_there_may_be(field: str, value: int, client: Client) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"{field} is {value}; must be in \[0, 20\]"):
+        client.generate(PROMPT, SamplingParams(**{field: value}))
 
 
 # Priority and deadline

@@ -15,6 +15,7 @@ from pilotfish.steps import (
     DraftResult,
     DraftStep,
     Grant,
+    Logprobs,
     ProposalKind,
     SamplingRows,
     ShapingRows,
@@ -22,6 +23,7 @@ from pilotfish.steps import (
     TargetResult,
     TargetStep,
     TokenRows,
+    WantedLogprobs,
 )
 from pilotfish.v1 import draft_pb2, target_pb2, types_pb2
 
@@ -46,7 +48,9 @@ SHAPING = ShapingRows(
 )  # fmt: skip
 SHAPED = replace(SAMPLING, shaping=SHAPING)
 SUPPORTS = Supports(ints(4), ints(9))
-GRANT = Grant("m", "w", "t", 99, 16, 5, 1000, 2048, 4096, 2**64 - 1, ("hidden.3", "final"), 1152, True)
+GRANT = Grant("m", "w", "t", 99, 16, 5, 1000, 2048, 4096, 2**64 - 1, ("hidden.3", "final"), 1152, True, True)
+WANTED = WantedLogprobs(ints(4), ints(3), ints(3), ints(3))
+LOGPROBS = Logprobs(floats(7), floats(9), ints(12), floats(12))
 FEATURES = RANDOM.random((3, 8)).astype(np.float16)
 
 PAIRS: list[tuple[Any, Any, Any, Any]] = [
@@ -56,6 +60,14 @@ PAIRS: list[tuple[Any, Any, Any, Any]] = [
     ),
     (
         TargetResult(1, ints(4), floats(4), floats(9), 123, FEATURES),
+        codec.target_result_to_pb, target_pb2.TargetResult, codec.target_result_from_pb,
+    ),
+    (
+        TargetStep(4, ROWS, SAMPLING, ints(4), np.array([1, 2], np.uint8), SUPPORTS, logprobs=WANTED),
+        codec.target_step_to_pb, target_pb2.TargetStep, codec.target_step_from_pb,
+    ),
+    (
+        TargetResult(1, ints(4), floats(4), floats(9), 123, logprobs=LOGPROBS),
         codec.target_result_to_pb, target_pb2.TargetResult, codec.target_result_from_pb,
     ),
     (

@@ -24,12 +24,14 @@ from pilotfish.steps import (
     DrawRule,
     FeatureRule,
     Grant,
+    Logprobs,
     ProposalKind,
     SamplingRows,
     Supports,
     TargetResult,
     TargetStep,
     TokenRows,
+    WantedLogprobs,
 )
 
 VOCAB = 50
@@ -60,6 +62,7 @@ def grant(
         incarnation=1,
         features=features,
         feature_width=STATE_WIDTH * len(features),
+        gives_logprobs=True,
     )
 
 
@@ -92,6 +95,16 @@ def law(tokens: tuple[int, ...]) -> np.ndarray:
     generator = np.random.default_rng(prefix_hash(tokens))
     weights = generator.exponential(size=VOCAB) ** 4
     return weights / weights.sum()
+
+
+def logprob(history: tuple[int, ...], token: int) -> float:
+    return float(np.log(law(history)[token]))
+
+
+def top_logprobs(history: tuple[int, ...], count: int) -> list[tuple[int, float]]:
+    """The likeliest tokens after a history, and their log probabilities."""
+    order = np.argsort(-law(history), kind="stable")[:count].tolist()
+    return [(token, logprob(history, token)) for token in order]
 
 
 @dataclass
@@ -181,6 +194,29 @@ class FakeTarget:
             np.array(probs, np.float32),
             0,
             self._features([histories[node] for node in wanted]) if wanted else None,
+            None if step.logprobs is None else self._logprobs(step, step.logprobs, histories, tokens),
+        )
+
+    def _logprobs(
+        self, step: TargetStep, wanted: WantedLogprobs, histories: list[tuple[int, ...]], draws: list[int]
+    ) -> Logprobs:
+        """Place by place, as target.proto says."""
+        counts = step.supports.counts if len(step.supports.counts) else np.zeros(len(draws), np.int32)
+        groups = np.split(step.supports.token_ids, np.cumsum(counts))
+        nodes = step.output_nodes.tolist()
+        outputs = [
+            (histories[node], draw, count, ids.tolist())
+            for node, draw, count, ids in zip(nodes, draws, wanted.counts.tolist(), groups, strict=False)
+            if count >= 0
+        ]
+        scored = zip(wanted.scored_nodes, wanted.scored_token_ids.tolist(), wanted.scored_counts.tolist(), strict=True)
+        places = [*outputs, *((histories[node], token, count, []) for node, token, count in scored)]
+        tops = [top_logprobs(history, count) for history, _, count, _ in places]
+        return Logprobs(
+            np.array([logprob(history, token) if token >= 0 else -np.inf for history, token, *_ in places], np.float32),
+            np.array([logprob(history, token) for history, _, _, ids in places for token in ids], np.float32),
+            np.array([token for top in tops for token, _ in top], np.int32),
+            np.array([value for top in tops for _, value in top], np.float32),
         )
 
     def _wanted(self, step: TargetStep, draws: np.ndarray) -> list[int]:

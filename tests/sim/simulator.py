@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from fakes import FakeDraft, FakeHead, FakeTarget, grant
+from fakes import FakeDraft, FakeHead, FakeTarget, grant, logprob, top_logprobs
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.draft_steps import DraftPlan, FeatureRead
@@ -172,6 +172,7 @@ class Simulator:
         runs = self.scheduler.accept(batch, result)
         self.scheduler.timed(batch, asked, runs, (self.now - began) / 1e6, draft_seconds)
         for run in runs:
+            self._check_logprobs(run)
             self.texts[run.request.id] += run.token_ids
             self.kinds[run.request.id] += "".join(KIND_LETTERS[kind] for kind in run.kinds)
         self._record(started, before, batch, runs, drafts, catch_up, preempted)
@@ -200,6 +201,23 @@ class Simulator:
             assert orders == sorted(orders), "requests are out of order"
         if not scheduler.rows and not scheduler.waiting:
             assert all(pool.available == pool.page_count for pool in pools), "pages leaked"
+
+    def _check_logprobs(self, run: Run) -> None:
+        """They are there if they were asked for, and each is its token's in its place."""
+        request = run.request
+        prompt, written = tuple(request.prompt.tolist()), self.texts[request.id]
+        for asked, tokens, found, first in (
+            (request.params.logprobs, [*written, *run.token_ids], run.logprobs, len(prompt) + len(written)),
+            (request.params.prompt_logprobs, [], request.prompt_logprobs, 1),
+        ):
+            history = (*prompt, *tokens)
+            expected = range(first, len(history)) if asked is not None else range(0)
+            assert len(found) == len(expected)
+            for place, token in zip(expected, found, strict=True):
+                assert abs(token.logprob - logprob(history[:place], history[place])) < 1e-4
+                tops = top_logprobs(history[:place], asked or 0)
+                assert [token_id for token_id, _ in token.top] == [token_id for token_id, _ in tops]
+                assert np.allclose([value for _, value in token.top], [value for _, value in tops], atol=1e-4)
 
     def _read(self, batch: TargetBatch) -> None:
         """Asks for features, and sends the steps of those that have come."""

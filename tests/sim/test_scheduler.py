@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import events
+import numpy as np
 import pytest
-from fakes import VOCAB, plain_text, prompt
+from fakes import VOCAB, grant, plain_text, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulator import Costs, Simulator
 
 from orchestrator.core.acceptance import Rule
-from orchestrator.core.requests import State
-from orchestrator.core.scheduler import Limits
+from orchestrator.core.requests import Params, Request, State
+from orchestrator.core.scheduler import Limits, Scheduler
 from pilotfish.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from pilotfish.steps import ProposalKind
 
@@ -145,6 +148,82 @@ def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
         simulator.run()
     assert simulator.requests["hot"].cached_tokens == 12
     assert simulator.texts["hot"] == simulator.texts["cold"]
+
+
+@pytest.mark.parametrize("tree_nodes", [0, 9])
+@pytest.mark.parametrize("rule", [None, *Rule])
+def test_every_token_has_its_logprob_whatever_the_rule(rule: Rule | None, tree_nodes: int) -> None:
+    """The simulator checks each run; here are drafts that are kept, that fail and that are cut by the end."""
+    simulator = Simulator(Limits(tree_nodes=tree_nodes))
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64, agreement=0.6, branches=2 if tree_nodes else 1)
+    options = {} if rule is None else {"temperature": 1.0, "seed": 3, "rule": rule}
+    simulator.submit("asks", prompt(1, 9), 41, 4, logprobs=3, **options)
+    simulator.submit("does not", prompt(2, 9), 30, 4, **options)
+    simulator.submit("asks for its own", prompt(3, 9), 30, 4, logprobs=0, prompt_logprobs=2, **options)
+    simulator.run()
+    assert {"a", "r"} <= set(simulator.kinds["asks"])
+
+
+def test_prompts_are_scored_once_and_not_out_of_the_cache() -> None:
+    simulator = Simulator(Limits(max_prefill_tokens=8), page_size=4)
+    simulator.open_target(pages=20)
+    simulator.submit("cold", prompt(1, 30), 4, 0)
+    simulator.run()
+    simulator.submit("other", prompt(2, 20), 30, 0)
+    simulator.round()
+    request = simulator.submit("scored", prompt(1, 30), 6, 0, prompt_logprobs=1, priority=1)
+    for _ in range(2):
+        simulator.round()
+    assert request.state is State.PREFILL
+    before = sum(line.startswith("  prefill scored") for line in simulator.trace)
+    simulator.scheduler._preempt(request)  # in the middle of its prompt
+    known = len(request.prompt_logprobs)
+    assert 0 < known < 29
+    simulator.run()
+    assert request.cached_tokens == 0
+    starts = [int(line.split()[2].strip("[,")) for line in simulator.trace if line.startswith("  prefill scored")]
+    assert starts[0] == 0
+    assert 0 < starts[before] <= known  # what is known need not be computed again, if it is in the cache
+    assert len(request.prompt_logprobs) == 29
+    assert simulator.texts["scored"] == plain_text(prompt(1, 30), 6)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        (None, None, "logprobs is absent; they were asked for"),
+        ("tokens", [-1.0], "length of logprobs.tokens is 1; must be 2"),
+        ("tokens", [-1.0, 0.5], r"logprobs.tokens\[1\] is 0.5; must be at most 0"),
+        ("tokens", [float("nan"), -1.0], "logprobs.tokens.0. is nan"),
+        ("top_token_ids", [1, 2, 3, 99], r"logprobs.top_token_ids\[3\] is 99; must be in \[0, 50\)"),
+        ("supports", [-1.0], "length of logprobs.supports is 1; must be 0"),
+    ],
+)
+def test_logprobs_that_break_the_contract_are_named(field: str | None, values: object, message: str) -> None:
+    simulator = Simulator()
+    simulator.open_target(pages=32)
+    simulator.submit("r", [1, 2], 4, 0, logprobs=2, prompt_logprobs=2)
+    scheduler, target = simulator.scheduler, simulator.target
+    assert target is not None
+    batch = scheduler.seal(scheduler.plan_target({}), {})
+    assert batch is not None
+    result = target.run(batch.step)
+    assert result.logprobs is not None
+    broken = None
+    if field is not None:
+        broken = replace(result.logprobs, **{field: np.array(values, getattr(result.logprobs, field).dtype)})
+    with pytest.raises(InvalidArgumentError, match=message):
+        scheduler.accept(batch, replace(result, logprobs=broken))
+    scheduler.accept(batch, result)
+
+
+def test_a_target_without_logprobs_refuses_by_name() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.target_opened(replace(grant(32), gives_logprobs=False))
+    for name in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(InvalidArgumentError, match=f"{name} is given; target fake has none"):
+            scheduler.submit(Request("r", np.array([1], np.int32), Params(max_tokens=4, **{name: 0})))
 
 
 def test_long_prompts_come_in_chunks_beside_running_rows() -> None:
