@@ -73,8 +73,9 @@ def admit(
         InvalidArgumentError: naming field, value and limit.
     """
     require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
-    ids = f"{min(prompt)} to {max(prompt)}"
-    require(min(prompt) >= 0 and max(prompt) < 2**31, "prompt token_ids", ids, "must be in [0, 2147483648)")
+    if min(prompt) < 0 or max(prompt) >= 2**31:
+        index, token_id = next((index, each) for index, each in enumerate(prompt) if not 0 <= each < 2**31)
+        require(False, f"prompt token_ids[{index}]", token_id, f"must be in [0, {2**31})")
     ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
     max_tokens = _at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
     params = Params(

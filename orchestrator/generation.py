@@ -168,9 +168,9 @@ class Generation:
         requests = admit(request_id, list(ask.prompt), ask.asked, self._defaults, ask.priority)
         timeout_s = check_timeout(ask.timeout_s)
         watch = self.metrics.watch() if self.metrics is not None else None
-        events = Events(watch)
         is_scored = ask.asked.prompt_logprobs is not None
         prompt = self._prompt(ask.prompt) if ask.asked.echo or is_scored else None
+        events = Events(watch, begin_with_prompt=prompt is not None)
         self._submit(requests, ask.asked.stop, events, prompt if is_scored else None)
         if watch is not None:
             watch.began(len(requests), requests[0].params.max_tokens)

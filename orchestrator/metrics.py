@@ -16,7 +16,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from orchestrator.core.acceptance import TokenKind
 from orchestrator.outputs import Event, Finished, Piece
 from orchestrator.usage import Usage
 from pilotfish.errors import DeadlineExceededError, PilotfishError
@@ -131,11 +130,10 @@ class Metrics:
         if since_last_s is not None:
             self._between.observe(since_last_s)
         if piece.drafted:
-            accepted = sum(kind is TokenKind.ACCEPTED for kind in piece.kinds)
             self._drafts.inc()
             self._draft_tokens.inc(piece.drafted)
-            self._accepted.inc(accepted)
-            for position in range(accepted):
+            self._accepted.inc(piece.accepted)
+            for position in range(piece.accepted):
                 self._accepted_per_position.labels(*self._labels, str(position)).inc()
 
     def add_finished(self, reason: str, usage: Usage) -> None:

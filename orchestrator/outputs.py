@@ -34,6 +34,7 @@ class Piece:
     """What one round added to one sample; fields as in generation.proto, the lists parallel.
 
     Attributes:
+        accepted: draft tokens of the round that were kept; with stop texts the tokens may come in a later piece.
         logprobs: of its tokens, if they were asked for.
     """
 
@@ -41,6 +42,7 @@ class Piece:
     token_ids: tuple[int, ...]
     kinds: tuple[TokenKind, ...]
     drafted: int
+    accepted: int
     times: RoundTimes
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -73,17 +75,26 @@ class Events:
 
     Args:
         watcher: is told of them.
+        begin_with_prompt: nothing but an error goes before the prompt.
     """
 
-    def __init__(self, watcher: Watcher | None = None) -> None:
+    def __init__(self, watcher: Watcher | None = None, begin_with_prompt: bool = False) -> None:
         self._watcher = watcher
         self._queue: asyncio.Queue[Event | PilotfishError] = asyncio.Queue()
+        self._held: list[Event] | None = [] if begin_with_prompt else None  # until the prompt has come
 
     def put(self, event: Event | PilotfishError) -> None:
         """Adds an event, or the error that ended a sample."""
         if self._watcher is not None:
             self._watcher.saw(event)
+        if self._held is not None and isinstance(event, Piece | Finished):
+            self._held.append(event)
+            return
         self._queue.put_nowait(event)
+        if isinstance(event, Prompt):
+            for each in self._held or ():
+                self._queue.put_nowait(each)
+            self._held = None
 
     def close(self) -> None:
         """Nobody takes any more of them."""
@@ -145,6 +156,7 @@ class Output:
                 token_ids=tuple([token.id for token in left]),
                 kinds=tuple([token.kind for token in left]),
                 drafted=drafted,
+                accepted=run.kinds[:taken].count(TokenKind.ACCEPTED),
                 times=times,
                 index=self._index,
                 logprobs=tuple([token.logprobs for token in left if token.logprobs is not None]),

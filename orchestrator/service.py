@@ -112,6 +112,7 @@ def _response(event: Event) -> pb.GenerateResponse:
             token_ids=event.token_ids,
             kinds=event.kinds,  # type: ignore[arg-type]
             drafted=event.drafted,
+            accepted=event.accepted,
             times=_times(event.times),
             index=event.index,
             logprobs=_logprobs(event.logprobs),

@@ -88,6 +88,8 @@ class Piece:
     times: RoundTimes
     index: int = 0
     """Which sample, from 0."""
+    accepted: int = 0
+    """Draft tokens of those judged that were kept."""
 
     @property
     def text(self) -> str:
@@ -296,7 +298,7 @@ def _piece_from_pb(piece: pb.Piece) -> Piece:
         Token(token_id, text, _KINDS[kind], logprob)
         for token_id, text, kind, logprob in zip(piece.token_ids, piece.token_texts, piece.kinds, logprobs, strict=True)
     )
-    return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index)
+    return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index, piece.accepted)
 
 
 def _prompt_from_pb(prompt: pb.Prompt) -> Prompt:
