@@ -65,17 +65,25 @@ class Defaults:
 
 
 def admit(
-    request_id: str, prompt: list[int], asked: Asked, defaults: Defaults, priority: int = 0
+    request_id: str, prompt: list[int], asked: Asked, defaults: Defaults, vocab_size: int, priority: int = 0
 ) -> tuple[Request, ...]:
     """One request for each sample, sound in itself; whether it fits the target is for the scheduler to say.
+
+    Args:
+        request_id: of the first; the others' are made of it.
+        prompt: token ids.
+        asked: of the client.
+        defaults: of the server.
+        vocab_size: ids are below it.
+        priority: see ``Request``.
 
     Raises:
         InvalidArgumentError: naming field, value and limit.
     """
     require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
-    if min(prompt) < 0 or max(prompt) >= 2**31:
-        index, token_id = next((index, each) for index, each in enumerate(prompt) if not 0 <= each < 2**31)
-        require(False, f"prompt token_ids[{index}]", token_id, f"must be in [0, {2**31})")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        index, token_id = next((index, each) for index, each in enumerate(prompt) if not 0 <= each < vocab_size)
+        require(False, f"prompt token_ids[{index}]", token_id, f"must be in [0, {vocab_size})")
     ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
     max_tokens = _at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
     params = Params(

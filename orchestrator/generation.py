@@ -165,7 +165,9 @@ class Generation:
         """
         self.require_model(ask.model)
         request_id = ask.request_id or f"gen-{secrets.token_hex(8)}"
-        requests = admit(request_id, list(ask.prompt), ask.asked, self._defaults, ask.priority)
+        info = self.info()
+        vocab_size = info.vocab_size or self.tokenizer.vocab_size  # before there is a target
+        requests = admit(request_id, list(ask.prompt), ask.asked, self._defaults, vocab_size, ask.priority)
         timeout_s = check_timeout(ask.timeout_s)
         watch = self.metrics.watch() if self.metrics is not None else None
         is_scored = ask.asked.prompt_logprobs is not None
@@ -176,7 +178,7 @@ class Generation:
             watch.began(len(requests), requests[0].params.max_tokens)
         if prompt is not None and not is_scored:
             events.put(prompt)
-        return Answer(self._loop, self.info().model, requests, events, timeout_s)
+        return Answer(self._loop, info.model, requests, events, timeout_s)
 
     def _submit(
         self, requests: Sequence[Request], stops: tuple[str, ...], events: Events, prompt: Prompt | None
