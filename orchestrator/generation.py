@@ -137,11 +137,10 @@ class Generation:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-        beginning: str = "",
     ) -> list[int]:
         """Token ids of a conversation; see ``Tokenizer.encode_chat``."""
         encode = self.tokenizer.encode_chat
-        return await asyncio.to_thread(encode, messages, add_generation_prompt, tools, variables, beginning)
+        return await asyncio.to_thread(encode, messages, add_generation_prompt, tools, variables)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones written out."""

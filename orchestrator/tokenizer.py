@@ -68,7 +68,6 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-        beginning: str = "",
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template.
 
@@ -77,13 +76,12 @@ class Tokenizer:
             add_generation_prompt: ends with the beginning of the assistant's answer.
             tools: that the model may call; see ``ChatTemplate.render``.
             variables: further ones of the template.
-            beginning: of the answer, as text.
 
         Raises:
             FailedPreconditionError: if the model has no chat template, or none that takes tools.
             InvalidArgumentError: if the template refuses the messages.
         """
-        text = self._template_for(tools).render(messages, add_generation_prompt, tools, variables) + beginning
+        text = self._template_for(tools).render(messages, add_generation_prompt, tools, variables)
         # The template has written out the special tokens already.
         return self.encode(text, add_special_tokens=False)
 

@@ -49,6 +49,8 @@ class Body(BaseModel):
                 raise _fault("unknown_parameter", name, f"is not a known field{_hint(name, fields)}")
             if (refusal := refusal_of(field)) is not None and value is not None and value not in refusal.harmless:
                 raise _fault("unsupported_parameter", name, f"is not supported: {refusal.why}")
+            if not _is_text(value):
+                raise _fault("invalid_value", name, "has half of a surrogate pair, which is no character")
         return given
 
 
@@ -116,7 +118,17 @@ def body_error(faults: Iterable[ErrorDetails]) -> ApiError:
     return ApiError(400, f"{param} is {_SHORT.repr(fault['input'])}; {message}", param=param, code=code)
 
 
+def _is_text(value: Any) -> bool:
+    """Whether every text in it could be written as UTF-8; JSON's escapes may stand for what could not."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, Mapping):
+        return all(_is_text(key) and _is_text(each) for key, each in value.items())
+    return all(map(_is_text, value)) if isinstance(value, list) else True
+
+
 def _fault(kind: Any, name: str, message: str) -> PydanticCustomError:
+    name = name.encode("ascii", "backslashreplace").decode()  # it may be no text in Unicode
     return PydanticCustomError(kind, "{message}", {"name": name, "message": message})
 
 

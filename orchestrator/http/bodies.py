@@ -6,6 +6,7 @@ Ranges are judged in ``orchestrator.admission``, the same for every protocol; he
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -66,7 +67,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What form the text has."""
+    """What form a text has."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -78,24 +79,36 @@ class ResponseFormat(Body):
         return self
 
 
+def _schema(value: Any) -> Any:
+    """A JSON Schema, maybe as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise wrong(f"it is not JSON: {error}") from error
+
+
 class StructuredOutputs(Body):
     """vLLM's way to name a form; exactly one."""
 
-    json_: dict[str, Any] | None = Field(None, alias="json")
-    """JSON Schema."""
+    json_: Annotated[dict[str, Any] | None, BeforeValidator(_schema)] = Field(None, alias="json")
+    """JSON Schema, as an object or as text."""
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: list[str] | None = Field(None, min_length=1)
     """The text is one of these."""
     grammar: str | None = None
     """EBNF."""
     json_object: bool | None = None
     """Any JSON object."""
+    structural_tag: str | None = None
+    """xgrammar's, as JSON."""
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
         given = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
         if len(given) != 1:
-            raise wrong("it must have exactly one of json, regex, choice, grammar and json_object")
+            raise wrong("it must have exactly one of json, regex, choice, grammar, json_object and structural_tag")
         return self
 
 
@@ -157,12 +170,17 @@ class Classic(Sampling):
     stream_options: StreamOptions | None = None
     show_tokens: bool | None = None
     """Streams carry each round: token ids, how each came about, times and the proposal."""
+    response_format: ResponseFormat | None = None
     prompt_logprobs: int | None = None
+    """The likeliest alternatives of each token of the prompt, so many."""
 
     @model_validator(mode="after")
-    def _streams_if_it_has_options(self) -> Classic:
+    def _goes_with_streams(self) -> Classic:
         if self.stream_options is not None and not self.stream:
             raise wrong_field("stream_options", "goes with stream: true only")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong_field("prompt_logprobs", "goes with stream: false only")
+        _check_form(self.response_format, self.structured_outputs)
         return self
 
 
@@ -192,7 +210,6 @@ class CompletionBody(Classic):
     """The text starts with the prompt; its tokens have logprobs, too."""
     logprobs: int | None = None
     """The likeliest alternatives of each token, so many; 0 gives the token's own logprob alone."""
-    response_format: ResponseFormat | None = None
     add_special_tokens: Any = refused("a text prompt gets the model's special tokens; send token ids without", True)
 
     best_of: Any = refused("use n, and choose", 1)
@@ -267,7 +284,8 @@ class FunctionDefinition(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON Schema of the arguments; none: any object."""
-    strict: Any = ignored("arguments follow the schema in any case")
+    strict: bool | None = None
+    """True: whatever begins like a call follows the schemas, even where the model may call or not."""
 
 
 class Tool(Body):
@@ -301,6 +319,11 @@ def _tool_choice(value: Any) -> Any:
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
+def _check_form(format: ResponseFormat | TextFormat | None, outputs: StructuredOutputs | None) -> None:
+    if format is not None and format.type != "text" and outputs is not None:
+        raise wrong_field("structured_outputs", "goes with no other form of the text")
+
+
 def _check_choice(tools: list[Tool], choice: ToolChoice | None) -> None:
     names = {tool.function.name for tool in tools}
     if len(names) < len(tools):
@@ -323,7 +346,6 @@ class ChatBody(Classic):
     """Gives each token's logprob."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """The likeliest alternatives of each token, so many; goes with logprobs."""
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(_tool_choice)] = None
     """auto where there are tools; required and a named function force a call of that form."""
@@ -371,13 +393,12 @@ class ResponseFunction(Body):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Any = ignored("arguments follow the schema in any case")
+    strict: bool | None = None
 
     @property
     def tool(self) -> Tool:
         """As chats write it."""
-        function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
-        return Tool(type="function", function=function)
+        return Tool(type="function", function=FunctionDefinition(**self.model_dump(exclude={"type"})))
 
 
 def _response_tool_choice(value: Any) -> Any:
@@ -459,6 +480,10 @@ class ResponseBody(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     """Comes back with the answer."""
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    """Gives each token's logprob."""
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """The likeliest alternatives of each token, so many; goes with include."""
 
     store: Any = ignored("nothing is stored")
     service_tier: Any = ignored("there is one; priority orders requests")
@@ -476,8 +501,6 @@ class ResponseBody(Sampling):
     prompt: Any = refused("nothing is stored; send the whole conversation")
     context_management: Any = refused("a conversation is never cut")
     truncation: Any = refused("a conversation is never cut", "disabled")
-    include: Any = refused("there is nothing more", [])
-    top_logprobs: Any = refused("/v1/chat/completions has them", 0)
     max_tool_calls: Any = refused("it is for tools that OpenAI runs")
     moderation: Any = refused("nothing is moderated")
     reasoning: Any = refused("the model's chat template decides; see chat_template_kwargs")
@@ -486,7 +509,10 @@ class ResponseBody(Sampling):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponseBody:
+        if self.top_logprobs and not self.include:
+            raise wrong_field("top_logprobs", "goes with include: [message.output_text.logprobs] only")
         _check_choice([function.tool for function in self.tools or ()], self.tool_choice)
+        _check_form(self.text.format if self.text is not None else None, self.structured_outputs)
         return self
 
 

@@ -14,9 +14,12 @@ from orchestrator.http.calls import respond
 from orchestrator.http.classic import ClassicWriter
 from orchestrator.http.conversation import Plan, plan
 from orchestrator.http.errors import api_error
+from orchestrator.http.forms import form_of
+from orchestrator.http.logprobs import ChatLogprobs, prompt_logprobs
 from orchestrator.http.sampling import ask, classic_asked, room
 from orchestrator.http.tools import Arguments, CallBegins, Part, Words
-from orchestrator.outputs import Piece
+from orchestrator.outputs import Piece, Prompt
+from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import PilotfishError
 
 NAMES = ClassicWriter.names | {"prompt": "messages", "prompt token_ids": "messages"}
@@ -25,26 +28,51 @@ NAMES = ClassicWriter.names | {"prompt": "messages", "prompt token_ids": "messag
 async def chat(generation: Generation, body: ChatBody, request: Request) -> Response:
     """Answers the conversation n times."""
     generation.require_model(body.model)
-    how = plan(generation, body.tools or [], body.tool_choice, body.parallel_tool_calls)
+    form = form_of(body.response_format, body.structured_outputs, "response_format")
+    how = plan(generation, body.tools or [], body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
         prompt = await how.prompt(generation, body.messages, body.chat_template_kwargs)
         limit = room(prompt, generation.info().max_len) if limit is None else limit
     except PilotfishError as error:
         raise api_error(error, NAMES) from error
-    asked = classic_asked(body, limit, [*body.stop, *how.stops])
-    return await respond(generation, [ask(body, prompt, asked)], _Writer(body, how, len(prompt)), request)
+    asked = classic_asked(
+        body,
+        limit,
+        [*body.stop, *how.stops],
+        how.form,
+        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    writer = _Writer(body, generation.tokenizer, how, len(prompt))
+    return await respond(generation, [ask(body, prompt, asked)], writer, request)
 
 
 class _Writer(ClassicWriter):
     names = NAMES
 
-    def __init__(self, body: ChatBody, how: Plan, prompt: int) -> None:
-        super().__init__(body, [prompt], "chatcmpl", "chat.completion", "chat.completion.chunk")
+    def __init__(self, body: ChatBody, tokenizer: Tokenizer, how: Plan, prompt: int) -> None:
+        super().__init__(body, tokenizer, [prompt], "chatcmpl", "chat.completion", "chat.completion.chunk")
         if body.max_completion_tokens is not None:
             self.names = self.names | {"max_tokens": "max_completion_tokens"}
+        if how.form is not None:
+            self.names = self.names | how.form.names
         self._readers = [how.reader() for _ in range(self.choice_count)]
         self._calls = [-1] * self.choice_count  # index of each choice's last call
+        self._logprobs = ChatLogprobs(tokenizer)
+        self._prompt_logprobs: dict[str, Any] = {}
+
+    def whole(self) -> dict[str, Any]:
+        """All choices, the usage, and as with vLLM the prompt's log probabilities beside them."""
+        return super().whole() | self._prompt_logprobs
+
+    def echo(self, choice: int, prompt: Prompt) -> Iterator[dict[str, Any]]:
+        found = prompt_logprobs(self.tokenizer, prompt.token_ids, prompt.logprobs)
+        self._prompt_logprobs = {"prompt_logprobs": found}
+        return iter(())
+
+    def logprobs(self, choice: int, piece: Piece) -> dict[str, Any]:
+        return self._logprobs.of(piece.token_ids, piece.logprobs)
 
     def openings(self) -> Iterator[dict[str, Any]]:
         for choice in range(self.choice_count):
@@ -80,6 +108,7 @@ class _Writer(ClassicWriter):
                 calls.append({name: call[name] for name in ("id", "type", "function")})
             else:
                 calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        self.extend(choice, delta["logprobs"])
         choice["finish_reason"] = delta["finish_reason"]
         if delta["finish_reason"] is not None and "tool_calls" not in message:
             message["content"] = message["content"] or ""

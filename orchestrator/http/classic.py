@@ -15,6 +15,7 @@ from orchestrator.http.rounds import round_of
 from orchestrator.http.sse import DONE, event
 from orchestrator.http.usage import UsageCount
 from orchestrator.outputs import Event, Finished, Piece, Prompt
+from orchestrator.tokenizer import Tokenizer
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -24,15 +25,19 @@ class ClassicWriter(Writer):
 
     Args:
         body: what was asked.
+        tokenizer: of the model.
         prompts: token counts.
         prefix: of ids.
         kind: ``object`` of an answer in one piece.
         chunk_kind: ``object`` of a chunk.
     """
 
-    def __init__(self, body: Classic, prompts: Sequence[int], prefix: str, kind: str, chunk_kind: str) -> None:
+    def __init__(
+        self, body: Classic, tokenizer: Tokenizer, prompts: Sequence[int], prefix: str, kind: str, chunk_kind: str
+    ) -> None:
         self.id = f"{prefix}-{secrets.token_hex(12)}"
         self.streams = bool(body.stream)
+        self.tokenizer = tokenizer
         self.samples = body.n or 1
         self.choice_count = self.samples * len(prompts)
         self._shows_rounds = bool(body.show_tokens)
@@ -82,6 +87,15 @@ class ClassicWriter(Writer):
     def finish(self, choice: int, reason: str) -> Iterator[dict[str, Any]]:
         """The last deltas of a choice."""
 
+    @staticmethod
+    def extend(choice: dict[str, Any], logprobs: dict[str, Any] | None) -> None:
+        """Adds log probabilities, lists by name, to those that the choice has."""
+        if logprobs is None:
+            return
+        known = choice["logprobs"] = choice["logprobs"] or {}
+        for name, values in logprobs.items():
+            known[name] = values if values is None else known.get(name, []) + values
+
     @abstractmethod
     def fold(self, choices: dict[int, dict[str, Any]], delta: dict[str, Any]) -> None:
         """Adds a delta to the choice that it belongs to."""
@@ -98,11 +112,19 @@ class ClassicWriter(Writer):
             yield from self._piece(first + found.index, found)
 
     def _piece(self, choice: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        deltas = list(self.piece(choice, piece))
+        deltas, extras = list(self.piece(choice, piece)), {}
+        if piece.logprobs:
+            extras["logprobs"] = self.logprobs(choice, piece)
         if self._shows_rounds:
+            extras["round"] = round_of(piece)
+        if extras:
             deltas = deltas or [self.nothing(choice)]
-            deltas[0]["round"] = round_of(piece)
+            deltas[0] |= extras
         yield from deltas
+
+    @abstractmethod
+    def logprobs(self, choice: int, piece: Piece) -> dict[str, Any]:
+        """Log probabilities of a piece that has them."""
 
     @abstractmethod
     def nothing(self, choice: int) -> dict[str, Any]:

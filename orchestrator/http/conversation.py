@@ -1,4 +1,4 @@
-"""A conversation with tools as a prompt: what the model is told, and how its calls are told apart from text."""
+"""A conversation with tools: what the model is told, what it must write, and how calls are told apart from text."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from typing import Any
 from orchestrator.generation import Generation
 from orchestrator.http.bodies import ChatMessage, NamedTool, Tool, ToolChoice
 from orchestrator.http.errors import invalid
-from orchestrator.http.tools import ForcedCall, Reader, Text, Writing, writing_of
+from orchestrator.http.forms import Form, tag
+from orchestrator.http.tools import ForcedCalls, Function, Reader, Text, Writing, writing_of
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What tools mean for a conversation.
+    """What tools and a form mean for a conversation.
 
     Attributes:
         tools: that the model is told of.
-        forced: the one call that must come is of one of these; empty if none must.
+        form: of the answer as it is written, calls included; None is free text.
         writing: how the model writes calls.
+        must_call: the answer is calls and nothing else.
         stops: texts that end the answer.
     """
 
     tools: Sequence[Tool]
-    forced: Sequence[Tool]
+    form: Form | None
     writing: Writing
+    must_call: bool
     stops: Sequence[str]
 
     def reader(self) -> Reader:
         """Tells calls from text."""
-        if self.forced:
-            return ForcedCall()
+        if self.must_call:
+            return ForcedCalls()
         return self.writing.reader({tool.function.name for tool in self.tools}) if self.tools else Text()
 
     async def prompt(
@@ -43,32 +46,46 @@ class Plan:
         Raises:
             PilotfishError: see ``Tokenizer.encode_chat``.
         """
-        return await generation.encode_chat(
-            template_messages(messages),
-            tools=[template_tool(tool) for tool in self.tools],
-            variables=variables,
-            beginning=self.writing.beginning if self.forced else "",
-        )
+        tools = [template_tool(tool) for tool in self.tools]
+        return await generation.encode_chat(template_messages(messages), tools=tools, variables=variables)
 
 
-def plan(generation: Generation, tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> Plan:
-    """What a body's tools ask for.
+def plan(
+    generation: Generation, tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, form: Form | None
+) -> Plan:
+    """What a body asks for.
 
     Args:
         generation: has the model's chat template.
         tools: that may be called.
         choice: whether and which.
         parallel: whether several may be called.
+        form: of an answer that calls nothing.
     """
     tools = () if choice == "none" else tools
-    forced = tools if choice == "required" else ()
+    writing, several = writing_of(generation.tokenizer.template_source(bool(tools))), parallel is not False
     if isinstance(choice, NamedTool):
-        forced = [tool for tool in tools if tool.function.name == choice.function.name]
-    if forced:
-        raise invalid("tool_choice", "tool_choice is not supported yet but for none and auto", "unsupported_parameter")
-    writing = writing_of(generation.tokenizer.template_source(bool(tools)))
-    ends_with_call = tools and not forced and parallel is False and writing.closing
-    return Plan(tools, forced, writing, [writing.closing] if ends_with_call else [])
+        named = [tool for tool in tools if tool.function.name == choice.function.name]
+        return Plan(tools, tag(writing.only_calls(_functions(named), False), "tools"), writing, True, ())
+    functions = _functions(tools)
+    if choice == "required":
+        return Plan(tools, tag(writing.only_calls(functions, several), "tools"), writing, True, ())
+    if not tools or form is not None:
+        either = form if form is None or not tools else _or_calls(form, writing.only_calls(functions, several))
+        return Plan(tools, either, writing, False, ())
+    if any(tool.function.strict for tool in tools):
+        return Plan(tools, tag(writing.calls_in_text(functions, several), "tools"), writing, False, ())
+    return Plan(tools, None, writing, False, () if several or not writing.has_tags else [writing.closing])
+
+
+def _functions(tools: Sequence[Tool]) -> list[Function]:
+    return [Function(tool.function.name, tool.function.parameters or {"type": "object"}) for tool in tools]
+
+
+def _or_calls(form: Form, calls: Mapping[str, Any]) -> Form:
+    if not form.part:
+        raise invalid(form.field, f"{form.field} does not go with tools", "unsupported_parameter")
+    return tag({"type": "or", "elements": [form.part, calls]}, form.field)
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -15,12 +15,15 @@ from orchestrator.generation import Generation
 from orchestrator.http.bodies import ChatMessage, FunctionCall, NamedTool, ResponseBody, ResponseItem, ToolCall
 from orchestrator.http.calls import NAMES, Writer, respond
 from orchestrator.http.conversation import Plan, plan
-from orchestrator.http.errors import ApiError, api_error, invalid
+from orchestrator.http.errors import ApiError, api_error
+from orchestrator.http.forms import form_of
+from orchestrator.http.logprobs import ChatLogprobs
 from orchestrator.http.sampling import DEFAULT_TEMPERATURE, ask, asked, room
 from orchestrator.http.sse import event
 from orchestrator.http.tools import Arguments, CallBegins, Part, Words
 from orchestrator.http.usage import UsageCount
 from orchestrator.outputs import Event, Finished, Piece
+from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import PilotfishError
 
 _NAMES = NAMES | {
@@ -34,18 +37,19 @@ _NAMES = NAMES | {
 async def create(generation: Generation, body: ResponseBody, request: Request) -> Response:
     """Answers the conversation."""
     generation.require_model(body.model)
+    form = form_of(body.text.format if body.text is not None else None, body.structured_outputs, "text.format")
     tools = [function.tool for function in body.tools or ()]
-    how = plan(generation, tools, body.tool_choice, body.parallel_tool_calls)
+    how = plan(generation, tools, body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_output_tokens
     try:
         prompt = await how.prompt(generation, _messages(body), body.chat_template_kwargs)
         limit = room(prompt, generation.info().max_len) if limit is None else limit
     except PilotfishError as error:
         raise api_error(error, _NAMES) from error
-    if body.text is not None and _format(body)["type"] != "text":
-        raise invalid("text.format", "text.format is not supported yet", "unsupported_parameter")
-    sampling = asked(body, limit, stop=tuple(how.stops))
-    return await respond(generation, [ask(body, prompt, sampling)], _Writer(body, how, len(prompt)), request)
+    logprobs = body.top_logprobs or 0 if body.include else None
+    sampling = asked(body, limit, how.form, stop=tuple(how.stops), logprobs=logprobs)
+    writer = _Writer(body, generation.tokenizer, how, len(prompt))
+    return await respond(generation, [ask(body, prompt, sampling)], writer, request)
 
 
 def _messages(body: ResponseBody) -> list[ChatMessage]:
@@ -78,12 +82,16 @@ class _Writer(Writer):
 
     names = _NAMES
 
-    def __init__(self, body: ResponseBody, how: Plan, prompt: int) -> None:
+    def __init__(self, body: ResponseBody, tokenizer: Tokenizer, how: Plan, prompt: int) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.streams = bool(body.stream)
         self._body = body
         self._created_at = int(time.time())
         self._reader = how.reader()
+        self._logprobs = ChatLogprobs(tokenizer)
+        self._held: list[dict[str, Any]] = []  # log probabilities of tokens whose text has not left
+        if how.form is not None:
+            self.names = self.names | how.form.names
         self._usage = UsageCount([prompt])
         self._output: list[dict[str, Any]] = []
         self._is_open = False  # whether the last item may grow
@@ -98,6 +106,8 @@ class _Writer(Writer):
     def push(self, prompt: int, found: Event) -> Iterator[bytes]:
         """What the event adds to the output."""
         if isinstance(found, Piece):
+            if found.logprobs:
+                self._held += self._logprobs.of(found.token_ids, found.logprobs)["content"]
             yield from self._parts(self._reader.push("".join(found.token_texts)))
         elif isinstance(found, Finished):
             self._usage.add(prompt, found.usage)
@@ -165,9 +175,11 @@ class _Writer(Writer):
                         yield from self._close()
                         yield from self._open_message()
                     self._item["content"][0]["text"] += text
-                    yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+                    more = {"delta": text, "logprobs": self._take_logprobs()}
+                    yield self._item_event("response.output_text.delta", content_index=0, **more)
                 case CallBegins(call_id, name):
                     yield from self._close()
+                    self._held = []
                     yield from self._open_call(call_id, name)
                 case Arguments(text):
                     self._item["arguments"] += text
@@ -176,8 +188,8 @@ class _Writer(Writer):
     def _open_message(self) -> Iterator[bytes]:
         item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
         yield self._open(item, f"msg_{secrets.token_hex(24)}")
-        item["content"].append(_text(""))
-        yield self._item_event("response.content_part.added", content_index=0, part=_text(""))
+        item["content"].append(_empty_text())
+        yield self._item_event("response.content_part.added", content_index=0, part=_empty_text())
 
     def _open_call(self, call_id: str, name: str) -> Iterator[bytes]:
         item = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
@@ -196,13 +208,21 @@ class _Writer(Writer):
         self._is_open, item = False, self._item
         item["status"] = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
         if item["type"] == "message":
-            text = item["content"][0]["text"]
-            yield self._item_event("response.output_text.done", content_index=0, text=text, logprobs=[])
-            yield self._item_event("response.content_part.done", content_index=0, part=_text(text))
+            self._take_logprobs()
+            part = item["content"][0]
+            whole = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._item_event("response.output_text.done", content_index=0, **whole)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
             named = {"name": item["name"], "arguments": item["arguments"]}
             yield self._item_event("response.function_call_arguments.done", **named)
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _take_logprobs(self) -> list[dict[str, Any]]:
+        """Those that have not left, now part of the message; those of a call have no place."""
+        taken, self._held = self._held, []
+        self._item["content"][0]["logprobs"] += taken
+        return taken
 
     @property
     def _item(self) -> dict[str, Any]:
@@ -216,8 +236,8 @@ class _Writer(Writer):
         return event({"type": kind, "sequence_number": self._number, **fields}, kind)
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _empty_text() -> dict[str, Any]:
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 def _format(body: ResponseBody) -> dict[str, Any]:

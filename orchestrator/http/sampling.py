@@ -10,13 +10,14 @@ from orchestrator.core.acceptance import Rule
 from orchestrator.generation import Ask
 from orchestrator.http.bodies import Classic, Sampling
 from orchestrator.http.errors import invalid
+from orchestrator.http.forms import Form
 from pilotfish.errors import InvalidArgumentError
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; over gRPC nothing said is greedy."""
 
 
-def asked(body: Sampling, max_tokens: int, **others: Any) -> Asked:
+def asked(body: Sampling, max_tokens: int, form: Form | None, **others: Any) -> Asked:
     """How to sample, as the body says."""
     values: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -33,6 +34,7 @@ def asked(body: Sampling, max_tokens: int, **others: Any) -> Asked:
         "allowed_token_ids": tuple(body.allowed_token_ids or ()),
         "acceptance": None if body.acceptance is None else Rule[body.acceptance.upper()],
         "draft_length": body.draft_length,
+        **(form.asked if form is not None else {}),
         **others,
     }
     known = {}
@@ -40,18 +42,17 @@ def asked(body: Sampling, max_tokens: int, **others: Any) -> Asked:
         if name in Asked.__dataclass_fields__:
             known[name] = value
         elif value not in (None, (), {}):
-            raise invalid(name, f"{name} is not supported yet", "unsupported_parameter")
+            field = form.field if form is not None and name in form.asked else name
+            raise invalid(field, f"{field} is not supported yet", "unsupported_parameter")
     return Asked(**known)
 
 
-def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], **others: Any) -> Asked:
+def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], form: Form | None, **others: Any) -> Asked:
     """``asked`` with what responses do not have."""
-    for name in ("logprobs", "prompt_logprobs", "response_format", "structured_outputs"):
-        if getattr(body, name) not in (None, False):
-            raise invalid(name, f"{name} is not supported yet", "unsupported_parameter")
     return asked(
         body,
         max_tokens,
+        form,
         n=body.n,
         stop=tuple(stops),
         presence_penalty=body.presence_penalty,

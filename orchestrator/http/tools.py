@@ -2,12 +2,12 @@
 
 Two ways of writing are known, told apart by the model's chat template:
 
-- Hermes, Qwen, SmolLM3: ``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, any number, text before them
+- Hermes, Qwen, SmolLM3: ``<tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>``, any number, text before them
 - Llama 3 and all others: ``{"name": "f", "parameters": {...}}`` and nothing else
 
-A call that is forced (``tool_choice`` required or by name) is written under a grammar, so that its arguments can be
-streamed as they come. Where the model is free to call or not, a call is told apart from text only once it is complete
-and names one of the tools; everything else stays text, as it was written.
+Calls that are forced (``tool_choice`` required or by name) are written under a grammar, so that their arguments can be
+streamed as they come. Where the model may call or not, a call is told apart from text only once it is complete and
+names one of the tools; everything else stays text, as it was written.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENT_NAMES = ("arguments", "parameters")
 _BEGINNING = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:' + "|".join(_ARGUMENT_NAMES) + r')"\s*:\s*(?=\{)'
+    r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:' + "|".join(_ARGUMENT_NAMES) + r')"\s*:\s*(?=\{)'
 )
 
 
@@ -52,39 +52,75 @@ class Arguments:
 Part = Words | CallBegins | Arguments
 
 
-class Writing(ABC):
-    """How a model writes calls."""
+@dataclass(frozen=True)
+class Function:
+    """What may be called.
 
+    Attributes:
+        name: of the function.
+        parameters: JSON Schema of its arguments.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a model writes calls.
+
+    Attributes:
+        opening: what a call begins with.
+        argument_name: key of the arguments.
+        closing: what a call ends with.
+    """
+
+    opening: str
     argument_name: str
-    """Key of the arguments."""
-    beginning: str = ""
-    """What an answer that must be a call starts with, before the grammar takes over."""
-    closing: str = ""
-    """Text that ends each of several calls."""
+    closing: str
 
-    def schema(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """JSON Schema of one call of one of these functions.
+    @property
+    def has_tags(self) -> bool:
+        """Whether calls stand between tags, so that there may be several, and text before them."""
+        return bool(self.closing)
 
-        Args:
-            tools: ``{"name": ..., "parameters": JSON Schema or absent}``.
-        """
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool["name"]},
-                    self.argument_name: tool.get("parameters") or {"type": "object"},
-                },
-                "required": ["name", self.argument_name],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ]
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-    @abstractmethod
     def reader(self, names: Collection[str]) -> Reader:
         """For an answer that may call one of the functions."""
+        return _TaggedCalls(names) if self.has_tags else _BareCall(names)
+
+    def only_calls(self, functions: Sequence[Function], several: bool) -> dict[str, Any]:
+        """A format of xgrammar's structural tags: calls and nothing else, one or, if they have tags, several."""
+        return {
+            "type": "tags_with_separator",
+            "tags": self._tags(functions),
+            "separator": "\n",
+            "at_least_one": True,
+            "stop_after_first": not (several and self.has_tags),
+        }
+
+    def calls_in_text(self, functions: Sequence[Function], several: bool) -> dict[str, Any]:
+        """A format of xgrammar's structural tags: text in which whatever begins like a call is one."""
+        return {
+            "type": "triggered_tags",
+            "triggers": [self.opening + '{"name": "'],
+            "tags": self._tags(functions),
+            "stop_after_first": not (several and self.has_tags),
+        }
+
+    def _tags(self, functions: Sequence[Function]) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": "tag",
+                "begin": f'{self.opening}{{"name": {json.dumps(function.name)}, "{self.argument_name}": ',
+                "content": {"type": "json_schema", "json_schema": function.parameters},
+                "end": "}" + self.closing,
+            }
+            for function in functions
+        ]
+
+
+HERMES = Writing(f"{_OPEN}\n", "arguments", f"\n{_CLOSE}")
+BARE = Writing("", "parameters", "")
 
 
 class Reader(ABC):
@@ -108,36 +144,42 @@ class Text(Reader):
             yield Words(text)
 
 
-class ForcedCall(Reader):
-    """For one call under a grammar: streams the arguments as they come."""
+class ForcedCalls(Reader):
+    """For calls under a grammar and nothing else: streams the arguments as they come."""
 
     def __init__(self) -> None:
-        self._text = ""
-        self._end: _ObjectEnd | None = None  # None before the arguments
+        self._between = ""  # calls: up to the arguments of the next
+        self._end: _ObjectEnd | None = None  # None between calls
 
     def push(self, text: str) -> Iterator[Part]:
-        """The name once it is complete, then the arguments."""
-        if self._end is None:
-            self._text += text
-            if (match := _BEGINNING.match(self._text)) is None:
-                return
-            yield _call(json.loads(match[1]))
-            text, self._end = self._text[match.end() :], _ObjectEnd()
-        if arguments := self._end.take(text):
-            yield Arguments(arguments)
+        """Each name once it is complete, then the arguments."""
+        while text:
+            if self._end is None:
+                self._between += text
+                if (match := _BEGINNING.search(self._between)) is None:
+                    return
+                yield _call(json.loads(match[1]))
+                text, self._between, self._end = self._between[match.end() :], "", _ObjectEnd()
+            arguments = self._end.take(text)
+            if arguments:
+                yield Arguments(arguments)
+            text = text[len(arguments) :]
+            if self._end.is_over:
+                self._end = None
 
 
 class _ObjectEnd:
     """Finds the end of a JSON object that comes in pieces and starts with its first brace."""
 
     def __init__(self) -> None:
+        self.is_over = False
         self._depth = 0
-        self._in_text = self._is_escaped = self._is_over = False
+        self._in_text = self._is_escaped = False
 
     def take(self, text: str) -> str:
         """As much of the text as belongs to the object."""
         for index, character in enumerate(text):
-            if self._is_over:
+            if self.is_over:
                 return text[:index]
             self._step(character)
         return text
@@ -156,16 +198,7 @@ class _ObjectEnd:
             self._depth += 1
         elif character in "}]":
             self._depth -= 1
-            self._is_over = self._depth == 0
-
-
-class _Hermes(Writing):
-    argument_name = "arguments"
-    beginning = _OPEN + "\n"
-    closing = _CLOSE
-
-    def reader(self, names: Collection[str]) -> Reader:
-        return _TaggedCalls(names)
+            self.is_over = self._depth == 0
 
 
 class _TaggedCalls(Reader):
@@ -215,13 +248,6 @@ class _TaggedCalls(Reader):
         return len(self._held) - found
 
 
-class _Bare(Writing):
-    argument_name = "parameters"
-
-    def reader(self, names: Collection[str]) -> Reader:
-        return _BareCall(names)
-
-
 class _BareCall(Reader):
     """Text, or one call and nothing else."""
 
@@ -247,7 +273,7 @@ class _BareCall(Reader):
 
 def writing_of(template: str) -> Writing:
     """How a model with this chat template writes calls."""
-    return _Hermes() if _OPEN in template else _Bare()
+    return HERMES if _OPEN in template else BARE
 
 
 def _parse(text: str, names: Collection[str]) -> list[Part] | None:

@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.http.tools import Arguments, CallBegins, ForcedCall, Part, Reader, Text, Words, writing_of
+from orchestrator.http.tools import (
+    BARE,
+    HERMES,
+    Arguments,
+    CallBegins,
+    ForcedCalls,
+    Function,
+    Part,
+    Reader,
+    Text,
+    Words,
+    Writing,
+    writing_of,
+)
 
-HERMES = writing_of("... <tool_call> ...")
-BARE = writing_of("... {{ tools }} ...")
 NAMES = ("weather", "time")
 Found = tuple[str, list[tuple[str, Any]]]
 
@@ -96,34 +107,72 @@ arguments = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize("writing", [HERMES, BARE])
-@given(name=st.text(min_size=1, max_size=8), values=arguments, indent=st.sampled_from([None, 2]), data=st.data())
-def test_the_arguments_of_a_forced_call_stream_as_they_are_written(
-    writing: Any, name: str, values: dict[str, Any], indent: int | None, data: st.DataObject
+calls = st.lists(st.tuples(st.text(min_size=1, max_size=8), arguments), min_size=1, max_size=3)
+
+
+@given(calls, st.data())
+def test_the_arguments_of_forced_calls_stream_as_they_are_written(
+    expected: list[tuple[str, dict[str, Any]]], data: st.DataObject
 ) -> None:
-    written = json.dumps({"name": name, writing.argument_name: values}, indent=indent, ensure_ascii=False)
-    assert read(ForcedCall(), data.draw(cuts(written))) == ("", [(name, values)])
+    written = "\n".join(
+        f'{HERMES.opening}{{"name": {json.dumps(name)}, "arguments": {json.dumps(values, ensure_ascii=False)}}}'
+        + HERMES.closing
+        for name, values in expected
+    )
+    assert read(ForcedCalls(), data.draw(cuts(written))) == ("", expected)
+    name, values = expected[0]
+    bare = json.dumps({"name": name, "parameters": values})
+    assert read(ForcedCalls(), data.draw(cuts(bare))) == ("", [(name, values)])
 
 
 def test_a_forced_call_streams_before_it_is_complete() -> None:
-    reader = ForcedCall()
-    assert list(reader.push('{"name": "ti')) == []
+    reader = ForcedCalls()
+    assert list(reader.push('<tool_call>\n{"name": "ti')) == []
     [begins, first] = reader.push('me", "arguments": {"zo')
     assert isinstance(begins, CallBegins)
     assert (begins.name, first) == ("time", Arguments('{"zo'))
     assert list(reader.push('ne": "}"')) == [Arguments('ne": "}"')]
-    assert list(reader.push("}} ")) == [Arguments("}")]
+    assert list(reader.push("}}\n</tool_")) == [Arguments("}")]
+    assert list(reader.push("call>")) == []
     assert list(reader.finish()) == []
 
 
+def test_the_template_tells_how_calls_are_written() -> None:
+    assert writing_of("... <tool_call> ...") is HERMES
+    assert writing_of("... {{ tools }} ...") is BARE
+
+
 @pytest.mark.parametrize("writing", [HERMES, BARE])
-def test_the_schema_of_a_call_allows_each_function_with_its_arguments(writing: Any) -> None:
-    tools = [{"name": "weather", "parameters": {"type": "object", "required": ["at"]}}, {"name": "time"}]
-    both = writing.schema(tools)
-    assert [call["properties"]["name"] for call in both["anyOf"]] == [{"const": "weather"}, {"const": "time"}]
-    one = writing.schema(tools[:1])
-    assert one["properties"][writing.argument_name] == {"type": "object", "required": ["at"]}
-    assert one["required"] == ["name", writing.argument_name]
+@pytest.mark.parametrize("several", [True, False])
+def test_forms_of_calls_are_read_as_they_are_allowed(writing: Writing, several: bool) -> None:
+    """Against xgrammar itself: what the grammar takes, the readers understand."""
+    import xgrammar.testing
+
+    functions = [Function("weather", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]})]
+    functions.append(Function("time", {"type": "object"}))
+    call = f'{writing.opening}{{"name": "weather", "{writing.argument_name}": {{"at": "x"}}}}{writing.closing}'
+    other = f'{writing.opening}{{"name": "time", "{writing.argument_name}": {{}}}}{writing.closing}'
+    wrong = call.replace('"x"', "3")
+
+    def takes(part: dict[str, Any], text: str) -> bool:
+        grammar = xgrammar.Grammar.from_structural_tag({"type": "structural_tag", "format": part})
+        return bool(xgrammar.testing._is_grammar_accept_string(grammar, text))
+
+    only = writing.only_calls(functions, several)
+    assert takes(only, call)
+    assert takes(only, other)
+    assert takes(only, f"{call}\n{other}") is (several and writing.has_tags)
+    assert not any(takes(only, text) for text in ("", "hello", wrong, f"hello {call}", call.replace("weather", "cook")))
+    assert read(ForcedCalls(), [call]) == ("", [("weather", {"at": "x"})])
+    within = writing.calls_in_text(functions, several)
+    assert takes(within, "")
+    assert takes(within, "hello")
+    assert takes(within, call)
+    assert not takes(within, wrong)
+    if writing.has_tags:
+        assert takes(within, f"hello {call}")
+        assert read(writing.reader(NAMES), [f"hello {call}"]) == ("hello", [("weather", {"at": "x"})])
+    assert read(writing.reader(NAMES), [call]) == ("", [("weather", {"at": "x"})])
 
 
 def test_every_call_has_an_id_of_its_own() -> None:
