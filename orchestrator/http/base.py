@@ -49,8 +49,11 @@ class Body(BaseModel):
                 raise _fault("unknown_parameter", name, f"is not a known field{_hint(name, fields)}")
             if (refusal := refusal_of(field)) is not None and value is not None and value not in refusal.harmless:
                 raise _fault("unsupported_parameter", name, f"is not supported: {refusal.why}")
-            if not _is_text(value):
-                raise _fault("invalid_value", name, "has half of a surrogate pair, which is no character")
+            try:
+                if not _is_text(value):
+                    raise _fault("invalid_value", name, "has half of a surrogate pair, which is no character")
+            except RecursionError as error:
+                raise _fault("invalid_value", name, "is nested too deeply") from error
         return given
 
 

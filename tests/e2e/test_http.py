@@ -148,6 +148,28 @@ def test_sixteen_tokens_are_the_default(client: openai.OpenAI) -> None:
     assert found.choices[0].finish_reason == "length"
 
 
+def test_every_field_that_shapes_the_text_does_what_it_does_over_grpc(
+    deployment: Deployment, client: openai.OpenAI
+) -> None:
+    from pilotfish import SamplingParams
+
+    plain = client.completions.create(prompt=PROMPT, max_tokens=24, seed=1, model=MODEL).choices[0].text
+    openais: list[dict[str, Any]] = [{"presence_penalty": 1.5}, {"frequency_penalty": 2.0}, {"logit_bias": {"70": 9.5}}]
+    ours: list[dict[str, Any]] = [{"repetition_penalty": 3.0}, {"min_tokens": 24}, {"banned_token_ids": [70, 71]}]
+    ours += [{"allowed_token_ids": [70, 71, 72]}, {"top_k": 2}, {"min_p": 0.5}]
+    texts = []
+    for fields, extra in [*((each, {}) for each in openais), *(({}, each) for each in ours)]:
+        found = client.completions.create(prompt=PROMPT, max_tokens=24, seed=1, model=MODEL, extra_body=extra, **fields)
+        params = {name: value for name, value in (fields | extra).items() if name != "logit_bias"}
+        if "logit_bias" in fields:
+            params["logit_bias"] = {70: 9.5}
+        with deployment.client() as sdk:
+            expected = sdk.generate(PROMPT, SamplingParams(max_tokens=24, temperature=1.0, seed=1, **params))
+        assert found.choices[0].text == expected.text, params
+        texts.append(found.choices[0].text)
+    assert sum(text != plain for text in texts) > 5
+
+
 def test_a_streamed_completion_adds_up(client: openai.OpenAI) -> None:
     whole = client.completions.create(prompt=PROMPT, max_tokens=20, n=2, model=MODEL, seed=3)
     texts = {0: "", 1: ""}
@@ -646,6 +668,17 @@ def test_a_body_that_is_none_is_refused(
     answer = http.post("/v1/completions", content=content, headers={"Content-Type": "application/json", **headers})
     assert answer.status_code == status
     assert message in error(answer)["message"]
+
+
+@pytest.mark.parametrize("depth", [200, 700, 950])
+def test_a_body_may_be_nested_deeply_and_no_deeper(http: httpx2.Client, depth: int) -> None:
+    nested = b"[" * depth + b"]" * depth
+    body = b'{"model": "tiny", "prompt": "x", "max_tokens": 1, "user": ' + nested + b"}"
+    answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    if depth == 200:
+        assert answer.status_code == 200
+    else:
+        assert (answer.status_code, error(answer)["message"]) == (400, "user is nested too deeply")
 
 
 def test_openais_client_knows_the_errors(client: openai.OpenAI) -> None:
