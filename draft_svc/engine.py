@@ -26,8 +26,8 @@ class DraftEngine(GrantingEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Ways in which the drafter can propose."""
-        return Capabilities(self._drafter.kinds, self._drafter.tree_width)
+        """How the drafter proposes."""
+        return Capabilities(self._drafter.kinds, self._drafter.tree_width, self._drafter.scheme)
 
     def run(self, grant: Grant, step: DraftStep) -> DraftResult:
         """Runs one step.

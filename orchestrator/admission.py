@@ -52,6 +52,9 @@ class Asked:
     min_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    adaptive_draft_length: bool = False
+    draft_model: str = ""
+    show_proposals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ def admit(
         draft_length=_draft_length(asked, defaults),
         end_token_ids=ends,
         shaping=_shaping(asked, max_tokens),
+        draft_model=asked.draft_model,
+        show_proposals=asked.show_proposals,
         logprobs=_top_count("logprobs", asked.logprobs),
         prompt_logprobs=_top_count("prompt_logprobs", asked.prompt_logprobs),
     )
@@ -181,6 +186,10 @@ def _rule(asked: Asked, defaults: Defaults) -> Rule:
 
 
 def _draft_length(asked: Asked, defaults: Defaults) -> int | None:
+    if asked.adaptive_draft_length:
+        known = "leave it out, or adaptive_draft_length, which has the server choose it"
+        require(asked.draft_length is None, "draft_length", asked.draft_length, known)
+        return None
     if asked.draft_length is None:
         return defaults.draft_length
     length = _at_least("draft_length", asked.draft_length, 0, 0)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason
 from orchestrator.core.requests import TokenLogprobs
-from orchestrator.core.rounds import Run
+from orchestrator.core.rounds import Judged, Run
 from orchestrator.leaving import Leaving
 from orchestrator.tokenizer import Detokenizer
 from orchestrator.usage import RoundTimes, Usage, UsageMeter
@@ -36,6 +36,7 @@ class Piece:
     Attributes:
         accepted: draft tokens of the round that were kept; with stop texts the tokens may come in a later piece.
         logprobs: of its tokens, if they were asked for.
+        judged: the round's proposal, if there was one and it was asked for.
     """
 
     token_texts: tuple[str, ...]
@@ -46,6 +47,7 @@ class Piece:
     times: RoundTimes
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class Output:
                 accepted=run.kinds[:taken].count(TokenKind.ACCEPTED),
                 times=times,
                 index=self._index,
+                judged=run.judged and run.judged._replace(path=run.judged.path[:taken]),
                 logprobs=tuple([token.logprobs for token in left if token.logprobs is not None]),
             )
         )

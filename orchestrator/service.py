@@ -12,6 +12,7 @@ import grpc
 from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import TokenLogprobs
+from orchestrator.core.rounds import Judged
 from orchestrator.generation import Ask, Generation
 from orchestrator.outputs import Event, Finished, Prompt
 from orchestrator.usage import RoundTimes, Usage
@@ -95,6 +96,9 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         min_tokens=given("min_tokens"),
         logprobs=given("logprobs"),
         prompt_logprobs=given("prompt_logprobs"),
+        adaptive_draft_length=sampling.adaptive_draft_length,
+        draft_model=sampling.draft_model,
+        show_proposals=sampling.show_proposals,
     )
 
 
@@ -116,8 +120,14 @@ def _response(event: Event) -> pb.GenerateResponse:
             times=_times(event.times),
             index=event.index,
             logprobs=_logprobs(event.logprobs),
+            proposal=None if event.judged is None else _proposal(event.judged),
         )
     )
+
+
+def _proposal(judged: Judged) -> pb.Proposal:
+    proposal = judged.proposal
+    return pb.Proposal(token_ids=proposal.token_ids, parents=proposal.parents, accepted=judged.path)
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Completion,
         Piece,
         Prompt,
+        Proposal,
         RoundTimes,
         ServerInfo,
         Token,
@@ -57,6 +58,7 @@ __all__ = [
     "Piece",
     "PilotfishError",
     "Prompt",
+    "Proposal",
     "RoundTimes",
     "SamplingParams",
     "ServerInfo",
@@ -75,7 +77,7 @@ _HOMES = {
     "Stream": "client.blocking",
     "SamplingParams": "client.params",
     **dict.fromkeys(
-        ("Completion", "Piece", "Prompt", "RoundTimes", "ServerInfo", "Token", "TokenLogprobs", "Usage"),
+        ("Completion", "Piece", "Prompt", "Proposal", "RoundTimes", "ServerInfo", "Token", "TokenLogprobs", "Usage"),
         "client.results",
     ),
 }

@@ -97,6 +97,7 @@ class Capabilities:
 
     kinds: tuple[ProposalKind, ...]
     tree_width: int = 0
+    scheme: str = ""
 
 
 @dataclass(frozen=True, slots=True)

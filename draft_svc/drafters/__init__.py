@@ -44,6 +44,9 @@ class Drafter(ABC):
     tree_width: int = 0
     """Most nodes that it runs per level of a tree; 0: it proposes chains only."""
 
+    scheme: str = "model"
+    """How it drafts, in a word by which requests may choose it: one of ``DRAFTERS``, or simulated."""
+
     @property
     @abstractmethod
     def info(self) -> ModelInfo:
@@ -124,4 +127,6 @@ def create_drafter(config: DraftConfig) -> Drafter:
         from draft_svc.drafters.kinds import kind_of
 
         kind = kind_of(Checkpoint.read(config.model))
-    return DRAFTERS[kind](config, config.model)
+    drafter = DRAFTERS[kind](config, config.model)
+    drafter.scheme = kind
+    return drafter

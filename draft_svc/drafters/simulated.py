@@ -28,6 +28,7 @@ class SimulatedDrafter(Drafter):
     """
 
     kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
+    scheme = "simulated"
 
     def __init__(self, profile: Profile, model: SimulatedModel, *, pages: int, page_size: int = 16) -> None:
         self._cost, self._agreement = profile.draft, profile.agreement

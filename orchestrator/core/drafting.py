@@ -48,6 +48,7 @@ class Drafting:
         self.replicas: dict[str, Replica] = {}
         self._target: Grant | None = None  # the last that was opened
         self._reading: set[DraftPlace] = set()  # places that a read is under way for
+        self._known: set[tuple[str, str]] = set()  # names and schemes of all that have ever been opened
 
     def opened(self, name: str, grant: Grant, capabilities: Capabilities) -> None:
         """A replica answers; its pages are empty.
@@ -60,6 +61,17 @@ class Drafting:
         own = columns(self._target, grant) if grant.features else None
         pool = PagePool(grant.first_page, grant.page_count, grant.page_size, lookahead=1 if grant.features else 0)
         self.replicas[name] = Replica(name, grant, capabilities, pool, own)
+        self._known.add((grant.model_id, capabilities.scheme))
+
+    def require_known(self, draft_model: str) -> None:
+        """Requires that a replica of that name or scheme answers, or has answered and may come back.
+
+        Raises:
+            InvalidArgumentError: there is none, naming those that there are.
+        """
+        if draft_model and not any(draft_model in names for names in self._known):
+            drafts = ", ".join(f"{name} ({scheme})" for name, scheme in sorted(self._known))
+            require(False, "draft_model", repr(draft_model), f"this server has {drafts or 'no draft'}")
 
     def target_opened(self, grant: Grant) -> None:
         """The target answers, maybe with other features than before; see ``misfits``."""
@@ -88,9 +100,8 @@ class Drafting:
         """
         if request.draft is not None:
             return self.replicas[request.draft.replica].wants_features
-        kind = request.params.proposal_kind
         heads = [replica for replica in self.replicas.values() if replica.wants_features]
-        return request.draft_limit > 0 and any(kind in replica.capabilities.kinds for replica in heads)
+        return request.draft_limit > 0 and any(replica.suits(request.params) for replica in heads)
 
     def lost(self, name: str, rows: Iterable[Request]) -> None:
         """A replica's stream ended, and with it all that it cached; its rows move at their next step."""
@@ -230,10 +241,7 @@ class Drafting:
         """Where the row can draft now; one that has no replica, or a late one, gets the least loaded that suits it."""
         if request.draft is not None and not self.replicas[request.draft.replica].is_late:
             return request.draft
-        kind = request.params.proposal_kind
-        choices = [
-            choice for choice in self.replicas.values() if not choice.is_late and kind in choice.capabilities.kinds
-        ]
+        choices = [choice for choice in self.replicas.values() if not choice.is_late and choice.suits(request.params)]
         if not choices:
             return None
         request.drop_draft()  # of a replica that hangs; its steps still run in order, so its pages are safe

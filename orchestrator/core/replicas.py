@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.pages import PagePool
+from orchestrator.core.requests import Params
 from pilotfish.steps import Capabilities, Grant
 
 FIRST_ALLOWANCE, LEAST_ALLOWANCE = 64, 16
@@ -38,6 +39,11 @@ class Replica:
     @property
     def wants_features(self) -> bool:
         return bool(self.grant.features)
+
+    def suits(self, params: Params) -> bool:
+        """Whether it can propose as the request's rule needs it, and is of the kind that the request asks for."""
+        is_wanted = params.draft_model in ("", self.grant.model_id, self.capabilities.scheme)
+        return is_wanted and params.proposal_kind in self.capabilities.kinds
 
     def begin_round(self, *, is_late: bool, is_behind: bool) -> None:
         """Says where it stands now.

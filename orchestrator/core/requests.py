@@ -101,6 +101,8 @@ class Params:
     draft_length: int | None = 0  # None: the server chooses, from round to round
     end_token_ids: frozenset[int] = frozenset()
     shaping: Shaping = NOTHING
+    draft_model: str = ""  # name or scheme of the replicas that may draft for it; empty: any
+    show_proposals: bool = False
     logprobs: int | None = None  # how many of the likeliest tokens come beside each token's own; None: nothing comes
     prompt_logprobs: int | None = None  # the same of the prompt
     packed: bytes = field(init=False, repr=False, compare=False)

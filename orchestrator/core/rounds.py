@@ -12,8 +12,16 @@ from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.draft_length import CHAINS, Round
 from orchestrator.core.draft_steps import DraftPlan
 from orchestrator.core.finish import FinishReason
+from orchestrator.core.proposals import Proposal
 from orchestrator.core.requests import Request, TokenLogprobs
 from orchestrator.core.target_steps import TargetBatch
+
+
+class Judged(NamedTuple):
+    """A proposal, and which of its nodes were kept, from the root down."""
+
+    proposal: Proposal
+    path: tuple[int, ...]
 
 
 class Run(NamedTuple):
@@ -25,6 +33,7 @@ class Run(NamedTuple):
         is_round: whether it was a round, rather than the token that a prefill ends with.
         reason: set if the request ended on a token.
         logprobs: of the new tokens, if they were asked for.
+        judged: the proposal, if there was one and it was asked for.
     """
 
     request: Request
@@ -34,6 +43,7 @@ class Run(NamedTuple):
     is_round: bool
     reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, Proposal
 from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import Params, Request, State
-from orchestrator.core.rounds import Run, Timed, asked_for, observed
+from orchestrator.core.rounds import Judged, Run, Timed, asked_for, observed
 from orchestrator.core.shaping import NOTHING
 from orchestrator.core.target_steps import RowPlan, TargetBatch, TargetPlan, judge, split_features, target_step
 from pilotfish.errors import (
@@ -123,6 +123,7 @@ class Scheduler:
             raise OverloadedError(f"{len(self.waiting)} requests are waiting, the most allowed; try again later")
         if self.target is not None:
             self._require_fit(request, self.target)
+        self.drafting.require_known(request.params.draft_model)
         self._arrivals += 1
         request.arrival = self._arrivals
         request.tree_nodes = self.limits.tree_nodes or CHAINS
@@ -419,7 +420,10 @@ class Scheduler:
         if reason is not None:
             self.finish(request)
         kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[:kept]
-        return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, logprobs.of(verdict, tokens))
+        shown = Judged(proposal, path[:kept]) if params.show_proposals and len(proposal.token_ids) else None
+        return Run(
+            request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, logprobs.of(verdict, tokens), shown
+        )
 
 
 def _require_shapeable(params: Params, grant: Grant) -> None:

@@ -28,6 +28,9 @@ _WANTED = {
     "echo": "True or False",
     "logprobs": "None or an integer of 32 bits",
     "prompt_logprobs": "None or an integer of 32 bits",
+    "adaptive_draft_length": "True or False",
+    "draft_model": "a text",
+    "show_proposals": "True or False",
     "repetition_penalty": "a number",
     "presence_penalty": "a number",
     "frequency_penalty": "a number",
@@ -38,7 +41,7 @@ _WANTED = {
 }
 
 _MAY_BE_NONE = ("seed", "draft_length", "logprobs", "prompt_logprobs")
-_TRUTHS = ("ignore_eos", "echo")
+_TRUTHS = ("ignore_eos", "echo", "adaptive_draft_length", "show_proposals")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,8 @@ class SamplingParams:
     server's default."""
 
     draft_length: int | None = None
-    """Most draft tokens per round; 0 does without the draft. None: the server's."""
+    """Most draft tokens per round, from 0 to 64; 0 does without the draft. None: the server's. No choice changes the
+    text of a greedy or seeded request."""
 
     n: int = 1
     """Completions of the same prompt, from 1 to 128; see ``Completion.samples``. The first is what it is alone."""
@@ -98,6 +102,17 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt, from its second token on; see ``Prompt``. It is then computed as a whole, whatever the
     prefix cache holds."""
+
+    adaptive_draft_length: bool = False
+    """Has the server choose the draft tokens from round to round, by what pays, where its default is a fixed number;
+    not beside ``draft_length``."""
+
+    draft_model: str = ""
+    """Name of the drafters that draft for this request, or their way of drafting: "model", "mtp", "eagle3" and so on.
+    It goes without while none of them answers. Empty: any."""
+
+    show_proposals: bool = False
+    """Pieces bring the proposals that they came of; see ``Piece.proposal``."""
 
     repetition_penalty: float = 1.0
     """Divides the logits of tokens of the prompt and the completion so far, or multiplies those below 0; above 0."""
@@ -145,6 +160,8 @@ def _wire_value(name: str, value: Any) -> Any:
         return None if value is None else _RULES[value]
     if value is None and name not in _MAY_BE_NONE:
         raise TypeError(f"{name} may not be None")
+    if name == "draft_model" and not isinstance(value, str):
+        raise TypeError("protobuf would take bytes for a text")
     if isinstance(value, bool) is not (name in _TRUTHS):
         raise TypeError("a truth value is no number, and a number no truth value")
     return value

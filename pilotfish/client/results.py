@@ -78,6 +78,18 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """The draft of one round: a chain, or a tree."""
+
+    token_ids: tuple[int, ...]
+    """Of its nodes."""
+    parents: tuple[int, ...]
+    """Index of each node's parent, before it; -1 follows the last token there was."""
+    accepted: tuple[int, ...]
+    """Nodes that were kept, a path from the root down."""
+
+
+@dataclass(frozen=True)
 class Piece:
     """What one round added to one sample."""
 
@@ -90,6 +102,8 @@ class Piece:
     """Which sample, from 0."""
     accepted: int = 0
     """Draft tokens of those judged that were kept."""
+    proposal: Proposal | None = None
+    """What was drafted for the round, where ``show_proposals`` asked for it."""
 
     @property
     def text(self) -> str:
@@ -298,7 +312,13 @@ def _piece_from_pb(piece: pb.Piece) -> Piece:
         Token(token_id, text, _KINDS[kind], logprob)
         for token_id, text, kind, logprob in zip(piece.token_ids, piece.token_texts, piece.kinds, logprobs, strict=True)
     )
-    return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index, piece.accepted)
+    proposal = None
+    if piece.HasField("proposal"):
+        found = piece.proposal
+        if len(found.token_ids) != len(found.parents):
+            raise InternalError(f"the server sent {len(found.token_ids)} drafted tokens, {len(found.parents)} parents")
+        proposal = Proposal(tuple(found.token_ids), tuple(found.parents), tuple(found.accepted))
+    return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index, piece.accepted, proposal)
 
 
 def _prompt_from_pb(prompt: pb.Prompt) -> Prompt:

@@ -191,12 +191,13 @@ def draft_opened_to_pb(grant: Grant, capabilities: Capabilities) -> draft_pb2.Dr
         worker=grant_to_pb(grant),
         proposal_kinds=[int(kind) for kind in capabilities.kinds],  # type: ignore[misc]
         tree_width=capabilities.tree_width,
+        scheme=capabilities.scheme,
     )
 
 
 def draft_opened_from_pb(opened: draft_pb2.DraftOpened) -> tuple[Grant, Capabilities]:
     kinds = tuple(ProposalKind(kind) for kind in opened.proposal_kinds)
-    return grant_from_pb(opened.worker), Capabilities(kinds, opened.tree_width)
+    return grant_from_pb(opened.worker), Capabilities(kinds, opened.tree_width, opened.scheme)
 
 
 def target_step_to_pb(step: TargetStep) -> target_pb2.TargetStep:

@@ -271,6 +271,87 @@ def test_how_many_logprobs_there_may_be(field: str, value: int, client: Client) 
         client.generate(PROMPT, SamplingParams(**{field: value}))
 
 
+# Speculation
+
+
+def test_a_request_chooses_its_drafter_by_name_or_scheme(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel
+) -> None:
+    """One replica agrees with the target always, another of a scheme of its own does not always."""
+    other = ModelDrafter(tiny_draft, pages=256)
+    other.scheme = "layers"
+    with Deployment(tiny_folder, tiny_target, (tiny_target, other)) as deployment, deployment.client() as client:
+
+        def generate(draft_model: str) -> Completion:
+            params = SamplingParams(max_tokens=30, ignore_eos=True, draft_length=4, draft_model=draft_model)
+            return client.generate(PROMPT, params)
+
+        perfect = [generate(name).usage for name in ("tiny", "model")]
+        assert all(usage.accepted == usage.drafted > 0 for usage in perfect)
+        failing = [generate(name) for name in ("tiny-draft", "layers")]
+        assert all(0 < answer.usage.accepted < answer.usage.drafted for answer in failing)
+        assert generate("tiny").token_ids == failing[0].token_ids
+        with pytest.raises(InvalidArgumentError, match=r"draft_model is 'mtp'; this server has tiny \(model\), "):
+            generate("mtp")
+        deployment.call(deployment.drafts[1].stop())
+        deadline = time.monotonic() + 10
+        while client.server_info().draft_replica_count > 1:
+            assert time.monotonic() < deadline
+        away = generate("layers")  # which may come back: it is waited for without a draft
+        assert away.token_ids == failing[0].token_ids
+        assert away.usage.drafted == 0
+        wait_until_idle(deployment)
+
+
+def test_without_a_draft_there_is_none_to_choose(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    with (
+        Deployment(tiny_folder, tiny_target) as deployment,
+        deployment.client() as client,
+        pytest.raises(InvalidArgumentError, match="draft_model is 'mtp'; this server has no draft"),
+    ):
+        client.generate(PROMPT, SamplingParams(draft_model="mtp"))
+
+
+def test_speculation_is_off_fixed_or_the_servers_choice(deployment: Deployment, client: Client) -> None:
+    def generate(**fields: Any) -> Completion:
+        return client.generate(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True, **fields))
+
+    off, fixed, auto = generate(draft_length=0), generate(draft_length=2), generate(adaptive_draft_length=True)
+    assert off.token_ids == fixed.token_ids == auto.token_ids
+    assert off.usage.drafted == 0
+    assert max(piece.drafted for piece in fixed.pieces) == 2
+    with client.stream(PROMPT, SamplingParams(max_tokens=200, adaptive_draft_length=True, ignore_eos=True)) as stream:
+        next(stream)
+        assert deployment.look(lambda scheduler: scheduler.is_adaptive)
+    with pytest.raises(InvalidArgumentError, match="draft_length is 2; leave it out, or adaptive_draft_length"):
+        generate(draft_length=2, adaptive_draft_length=True)
+    wait_until_idle(deployment)
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio"])
+def test_pieces_show_the_proposals_that_they_came_of(rule: Any, client: Client) -> None:
+    params = SamplingParams(
+        max_tokens=30, temperature=1.0, seed=4, ignore_eos=True, draft_length=4, acceptance=rule, show_proposals=True
+    )
+    answer = client.generate(PROMPT, params)
+    shown = 0
+    for piece in answer.pieces:
+        if piece.proposal is None:
+            assert piece.drafted == 0
+            continue
+        shown += 1
+        proposal = piece.proposal
+        assert proposal.parents == tuple(range(-1, len(proposal.token_ids) - 1))
+        assert proposal.accepted == tuple(range(piece.accepted))
+        assert piece.accepted == piece.kinds.count("accepted")
+        kept = tuple(proposal.token_ids[node] for node in proposal.accepted)
+        assert piece.token_ids[: len(kept)] == kept
+        assert len(piece.token_ids) <= len(kept) + 1
+    assert shown > 0
+    plain = client.generate(PROMPT, SamplingParams(max_tokens=30, draft_length=4))
+    assert all(piece.proposal is None for piece in plain.pieces)
+
+
 # Priority and deadline
 
 

@@ -105,7 +105,7 @@ def test_everything_survives_the_wire(step: Any, to_pb: Any, message: Any, from_
 
 
 def test_a_drafters_greeting_survives_the_wire() -> None:
-    capabilities = Capabilities((ProposalKind.GREEDY, ProposalKind.SAMPLED), tree_width=10)
+    capabilities = Capabilities((ProposalKind.GREEDY, ProposalKind.SAMPLED), tree_width=10, scheme="mtp")
     opened = draft_pb2.DraftOpened.FromString(codec.draft_opened_to_pb(GRANT, capabilities).SerializeToString())
     assert codec.draft_opened_from_pb(opened) == (GRANT, capabilities)
 

@@ -274,7 +274,7 @@ def test_the_target_as_its_own_drafter_accepts_every_matched_token(
         async with start_draft(model=tiny_folder) as draft, start_target() as target:
             drafting, verifying = draft.stream(), target.stream()
             grant, capabilities = await drafting.open()
-            assert capabilities == Capabilities((GREEDY, SAMPLED, MATCHED), tree_width=0)
+            assert capabilities == Capabilities((GREEDY, SAMPLED, MATCHED), tree_width=0, scheme="model")
             assert grant.tokenizer_hash == (await verifying.open()).tokenizer_hash
             asked = step(Row(PROMPT[:12], 0, [0, 1]), lengths=[6], kinds=[MATCHED], sampling=sampling)
             drafted = (await drafting.run(asked)).token_ids.tolist()

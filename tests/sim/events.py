@@ -110,6 +110,7 @@ class Player:
     def _submit(self, length: int, max_tokens: int, draft_length: int | None, seed: int, priority: int) -> None:
         index, rule = len(self._simulator.requests), RULES.get(seed, Rule.MATCH)
         options = {"temperature": float(seed > 0), "seed": seed, "rule": rule, "priority": priority}
+        options["show_proposals"] = length % 2 == 0
         if length % 3 == 0:
             options |= {"logprobs": seed, "prompt_logprobs": seed - 1 if seed else None}
         self._simulator.submit(f"r{index}", prompt(index % 5, length), max_tokens, draft_length, **options)

@@ -173,6 +173,7 @@ class Simulator:
         self.scheduler.timed(batch, asked, runs, (self.now - began) / 1e6, draft_seconds)
         for run in runs:
             self._check_logprobs(run)
+            self._check_shown(run)
             self.texts[run.request.id] += run.token_ids
             self.kinds[run.request.id] += "".join(KIND_LETTERS[kind] for kind in run.kinds)
         self._record(started, before, batch, runs, drafts, catch_up, preempted)
@@ -218,6 +219,16 @@ class Simulator:
                 tops = top_logprobs(history[:place], asked or 0)
                 assert [token_id for token_id, _ in token.top] == [token_id for token_id, _ in tops]
                 assert np.allclose([value for _, value in token.top], [value for _, value in tops], atol=1e-4)
+
+    @staticmethod
+    def _check_shown(run: Run) -> None:
+        """A proposal is shown if there was one and it was asked for, and the run begins with what was kept of it."""
+        assert (run.judged is not None) == (run.request.params.show_proposals and run.drafted > 0)
+        if run.judged is not None:
+            proposal, path = run.judged
+            assert tuple(proposal.token_ids[list(path)].tolist()) == run.token_ids[: len(path)]
+            assert [proposal.parents[node] for node in path] == [-1, *path][: len(path)]
+            assert run.kinds.count(TokenKind.ACCEPTED) == len(path)
 
     def _read(self, batch: TargetBatch) -> None:
         """Asks for features, and sends the steps of those that have come."""
