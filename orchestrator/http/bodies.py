@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from orchestrator.http.base import Body, ignored, refused, wrong, wrong_field
 
@@ -41,6 +41,12 @@ def _token_biases(value: Any) -> Any:
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise wrong(f"its values must be numbers, and that of {key} is none")
     return {int(key): float(bias) for key, bias in value.items()}
+
+
+def _draft_length(value: Any) -> Any:
+    if value is None or value == "auto" or type(value) is int:
+        return value
+    raise wrong("it must be an integer or auto")
 
 
 Texts = Annotated[list[str], BeforeValidator(_texts)]
@@ -141,10 +147,12 @@ class Sampling(Body):
     """Only these tokens come."""
     structured_outputs: StructuredOutputs | None = None
 
-    draft_length: int | None = None
-    """Most draft tokens a round; 0 does without the draft."""
+    draft_length: Annotated[int | Literal["auto"] | None, BeforeValidator(_draft_length)] = None
+    """Most draft tokens a round; 0 does without the draft, auto has the server choose from round to round."""
     acceptance: Literal["match", "ratio", "block"] | None = None
     """Rule by which draft tokens are kept; all are exact."""
+    draft_model: str | None = None
+    """Drafts only with drafters of this name, or this way of drafting, as "mtp"."""
     priority: int | None = None
     """Lower is served first."""
     timeout: float | None = None
@@ -311,9 +319,10 @@ class NamedTool(Body):
 def _tool_choice(value: Any) -> Any:
     if value is None or value in ("none", "auto", "required") or isinstance(value, NamedTool):
         return value
-    if isinstance(value, dict):
+    try:
         return NamedTool.model_validate(value)
-    raise wrong("it must be none, auto, required or a function by its name")
+    except ValidationError as error:
+        raise wrong("it must be none, auto, required or a function by its name, as OpenAI writes it") from error
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -116,7 +116,7 @@ class ClassicWriter(Writer):
         if piece.logprobs:
             extras["logprobs"] = self.logprobs(choice, piece)
         if self._shows_rounds:
-            extras["round"] = round_of(piece)
+            extras["round"] = round_of(piece, self.tokenizer)
         if extras:
             deltas = deltas or [self.nothing(choice)]
             deltas[0] |= extras

@@ -33,7 +33,9 @@ def asked(body: Sampling, max_tokens: int, form: Form | None, **others: Any) -> 
         "banned_token_ids": tuple(body.banned_token_ids or ()),
         "allowed_token_ids": tuple(body.allowed_token_ids or ()),
         "acceptance": None if body.acceptance is None else Rule[body.acceptance.upper()],
-        "draft_length": body.draft_length,
+        "draft_length": None if body.draft_length == "auto" else body.draft_length,
+        "adaptive_draft_length": body.draft_length == "auto",
+        "draft_model": body.draft_model or "",
         **(form.asked if form is not None else {}),
         **others,
     }
@@ -54,6 +56,7 @@ def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], form: Fo
         max_tokens,
         form,
         n=body.n,
+        show_proposals=bool(body.show_tokens),
         stop=tuple(stops),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

@@ -207,6 +207,8 @@ def test_extensions_go_by_vllms_names(client: openai.OpenAI) -> None:
     without = client.completions.create(prompt=PROMPT, model=MODEL, extra_body={"draft_length": 0})
     assert without.usage is not None
     assert without.usage.speculation["drafted"] == 0  # type: ignore[attr-defined]
+    for other in ({"draft_length": "auto"}, {"draft_model": "tiny-draft"}, {"draft_model": "model"}):
+        assert client.completions.create(prompt=PROMPT, model=MODEL, extra_body=other).choices
 
 
 # Chat
@@ -294,6 +296,16 @@ def test_rounds_are_shown_to_those_who_ask(client: openai.OpenAI) -> None:
         chunk.choices[0].delta.content or "" for chunk in plain
     )
     assert all(each["times"]["target_us"] > 0 for each in rounds if each)
+    for each in rounds:
+        if each is None or each["proposal"] is None:
+            assert each is None or each["drafted"] == 0
+            continue
+        nodes, kept = each["proposal"]["nodes"], each["proposal"]["accepted"]
+        assert len(nodes) >= each["drafted"] > 0
+        assert len(kept) == each["accepted"]
+        accepted = [token["id"] for token in each["tokens"] if token["kind"] == "accepted"]
+        assert [nodes[node]["id"] for node in kept] == accepted
+        assert [nodes[node]["parent"] for node in kept] == [-1, *kept][: len(kept)]
 
 
 async def ask_at_once(deployment: Deployment, count: int) -> list[str]:
@@ -584,6 +596,11 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     ("chat/completions", {"functions": [{}]}, "functions", "use tools"),
     ("chat/completions", {"modalities": ["audio"]}, "modalities", "only text"),
+    ("completions", {"draft_model": "elsewhere"}, "draft_model", "this server has tiny-draft (model)"),
+    ("completions", {"draft_length": "all"}, "draft_length", "an integer or auto"),
+    ("completions", {"draft_length": True}, "draft_length", "an integer or auto"),
+    ("chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice", "a function by its name"),
+    ("chat/completions", {"tool_choice": 3}, "tool_choice", "a function by its name"),
     ("chat/completions", {"tool_choice": "auto"}, "tool_choice", "with tools only"),
     (
         "chat/completions",
