@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.admission import Asked, Defaults, admit, check_timeout
+from orchestrator.capabilities import Offer
 from orchestrator.core.requests import Request
 from orchestrator.loop import Loop
 from orchestrator.metrics import Metrics
@@ -115,16 +116,25 @@ class Generation:
         tokenizer: of the model.
         defaults: where a client says nothing.
         info: describes the deployment as it is now.
+        offer: what it honours now, and who drafts.
 
     Attributes:
         metrics: counts what is served, once there is somebody who reads it.
     """
 
-    def __init__(self, loop: Loop, tokenizer: Tokenizer, defaults: Defaults, info: Callable[[], ServerInfo]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        tokenizer: Tokenizer,
+        defaults: Defaults,
+        info: Callable[[], ServerInfo],
+        offer: Callable[[], Offer],
+    ) -> None:
         self._loop = loop
         self.tokenizer = tokenizer
         self._defaults = defaults
         self.info = info
+        self.offer = offer
         self.metrics: Metrics | None = None
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from orchestrator.admission import MAX_DRAFT_LENGTH, Defaults
+from orchestrator.capabilities import Offer, offer
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH
 from orchestrator.core.scheduler import Limits, Scheduler
@@ -159,7 +160,8 @@ class Orchestrator:
         defaults = Defaults(
             self._draft_length, Rule[settings.acceptance.upper()], frozenset(self._tokenizer.eos_token_ids)
         )
-        self._generation = Generation(self.loop, self._tokenizer, defaults, self._info)
+        self._generation = Generation(self.loop, self._tokenizer, defaults, self._info, self._offer)
+        self._defaults = defaults
         self.gateway: Gateway | None = None
         self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
@@ -245,6 +247,11 @@ class Orchestrator:
             draft_model=drafts[0].grant.model_id if drafts else "",
             target_ready=self.loop.target is not None,
         )
+
+    def _offer(self) -> Offer:
+        drafts = [(draft.grant, draft.capabilities) for draft in self.loop.drafts.values()]
+        has_template = bool(self._tokenizer.template_source(with_tools=False))
+        return offer(self._info().model, self._target_grant, drafts, self._defaults, has_template)
 
     def _load(self) -> Load:
         scheduler = self.loop.scheduler

@@ -54,6 +54,33 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """See generation.proto."""
         return pb.GetServerInfoResponse(**asdict(self._generation.info()))
 
+    @unary
+    async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Context) -> pb.GetCapabilitiesResponse:
+        """See generation.proto."""
+        fields, drafters = self._generation.offer()
+        return pb.GetCapabilitiesResponse(
+            fields=[
+                pb.FieldCapability(
+                    name=field.name,
+                    range=field.range,
+                    default=field.default,
+                    honoured=not field.why_not,
+                    reason=field.why_not,
+                )
+                for field in fields
+            ],
+            drafters=[
+                pb.DrafterCapability(
+                    model=drafter.model,
+                    scheme=drafter.scheme,
+                    acceptance_rules=drafter.rules,  # type: ignore[arg-type]
+                    grows_trees=drafter.grows_trees,
+                    replica_count=drafter.replica_count,
+                )
+                for drafter in drafters
+            ],
+        )
+
     async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
         match request.WhichOneof("prompt"):
             case "text":

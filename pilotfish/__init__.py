@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from pilotfish.client.blocking import Client, Stream
     from pilotfish.client.params import SamplingParams
     from pilotfish.client.results import (
+        Capabilities,
         Completion,
+        DrafterCapability,
+        FieldCapability,
         Piece,
         Prompt,
         Proposal,
@@ -47,10 +50,13 @@ __all__ = [
     "AlreadyExistsError",
     "AsyncClient",
     "AsyncStream",
+    "Capabilities",
     "Client",
     "Completion",
     "DeadlineExceededError",
+    "DrafterCapability",
     "FailedPreconditionError",
+    "FieldCapability",
     "InternalError",
     "InvalidArgumentError",
     "NotFoundError",
@@ -77,7 +83,20 @@ _HOMES = {
     "Stream": "client.blocking",
     "SamplingParams": "client.params",
     **dict.fromkeys(
-        ("Completion", "Piece", "Prompt", "Proposal", "RoundTimes", "ServerInfo", "Token", "TokenLogprobs", "Usage"),
+        (
+            "Capabilities",
+            "Completion",
+            "DrafterCapability",
+            "FieldCapability",
+            "Piece",
+            "Prompt",
+            "Proposal",
+            "RoundTimes",
+            "ServerInfo",
+            "Token",
+            "TokenLogprobs",
+            "Usage",
+        ),
         "client.results",
     ),
 }

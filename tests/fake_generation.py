@@ -20,6 +20,18 @@ INFO = pb.GetServerInfoResponse(
     model="tiny", version="1", max_len=64, vocab_size=9, draft_length=4, adaptive_draft_length=True,
     draft_replica_count=1, draft_model="d", target_ready=True,
 )  # fmt: skip
+CAPABILITIES = pb.GetCapabilitiesResponse(
+    fields=[
+        pb.FieldCapability(name="n", range="[1, 128]", default="1", honoured=True),
+        pb.FieldCapability(name="logprobs", range="[0, 20]", default="none", honoured=False, reason="none here"),
+    ],
+    drafters=[
+        pb.DrafterCapability(
+            model="d", scheme="mtp", acceptance_rules=[pb.ACCEPTANCE_RULE_MATCH, pb.ACCEPTANCE_RULE_RATIO],
+            grows_trees=True, replica_count=2,
+        )
+    ],
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,9 @@ class FakeGeneration(generation_pb2_grpc.GenerationServiceServicer):
 
     def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         return INFO
+
+    def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Any) -> pb.GetCapabilitiesResponse:
+        return CAPABILITIES
 
 
 @contextmanager

@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from pilotfish.client.failures import cancelled, failure
-from pilotfish.client.results import Completion, Fold, Piece, ServerInfo, server_info_from_pb
+from pilotfish.client.results import (
+    Capabilities,
+    Completion,
+    Fold,
+    Piece,
+    ServerInfo,
+    capabilities_from_pb,
+    server_info_from_pb,
+)
 from pilotfish.client.surface import Surface
 from pilotfish.rpc.channel import connect
 from pilotfish.v1 import generation_pb2 as pb
 from pilotfish.v1.generation_pb2_grpc import GenerationServiceStub
+
+Value = TypeVar("Value")
 
 
 class AsyncStream(AsyncIterator[Piece]):
@@ -77,7 +87,10 @@ class AsyncStream(AsyncIterator[Piece]):
         await self.close()
 
 
-class AsyncClient(Surface[AsyncStream, Coroutine[Any, Any, Completion], Coroutine[Any, Any, ServerInfo]]):
+Later = Coroutine[Any, Any, Value]
+
+
+class AsyncClient(Surface[AsyncStream, Later[Completion], Later[ServerInfo], Later[Capabilities]]):
     """Talks to an orchestrator from one event loop; any number of requests at once.
 
     async with AsyncClient("127.0.0.1:50050") as client:
@@ -97,6 +110,13 @@ class AsyncClient(Surface[AsyncStream, Coroutine[Any, Any, Completion], Coroutin
     async def _info(self, timeout_s: float | None) -> ServerInfo:
         try:
             return server_info_from_pb(await self._stub().GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise failure(error, self.address, timeout_s) from error
+
+    async def _capabilities(self, timeout_s: float | None) -> Capabilities:
+        try:
+            request = pb.GetCapabilitiesRequest()
+            return capabilities_from_pb(await self._stub().GetCapabilities(request, timeout=timeout_s))
         except grpc.RpcError as error:
             raise failure(error, self.address, timeout_s) from error
 

@@ -9,7 +9,15 @@ from typing import Any
 import grpc
 
 from pilotfish.client.failures import failure
-from pilotfish.client.results import Completion, Fold, Piece, ServerInfo, server_info_from_pb
+from pilotfish.client.results import (
+    Capabilities,
+    Completion,
+    Fold,
+    Piece,
+    ServerInfo,
+    capabilities_from_pb,
+    server_info_from_pb,
+)
 from pilotfish.client.surface import Surface
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.rpc.channel import connect_blocking
@@ -69,7 +77,7 @@ class Stream(Iterator[Piece]):
         self.close()
 
 
-class Client(Surface[Stream, Completion, ServerInfo]):
+class Client(Surface[Stream, Completion, ServerInfo, Capabilities]):
     """Talks to an orchestrator; threads may share one.
 
     with Client("127.0.0.1:50050") as client:
@@ -84,6 +92,13 @@ class Client(Surface[Stream, Completion, ServerInfo]):
     def _info(self, timeout_s: float | None) -> ServerInfo:
         try:
             return server_info_from_pb(self._open_stub().GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise failure(error, self.address, timeout_s) from error
+
+    def _capabilities(self, timeout_s: float | None) -> Capabilities:
+        try:
+            request = pb.GetCapabilitiesRequest()
+            return capabilities_from_pb(self._open_stub().GetCapabilities(request, timeout=timeout_s))
         except grpc.RpcError as error:
             raise failure(error, self.address, timeout_s) from error
 

@@ -18,6 +18,11 @@ _KINDS: dict[int, TokenKind] = {
     pb.TOKEN_KIND_BONUS: "bonus",
 }
 _REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+_RULES = {
+    pb.ACCEPTANCE_RULE_MATCH: "match",
+    pb.ACCEPTANCE_RULE_RATIO: "ratio",
+    pb.ACCEPTANCE_RULE_BLOCK: "block",
+}
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,40 @@ class ServerInfo:
     """False while the target is away."""
 
 
+@dataclass(frozen=True)
+class FieldCapability:
+    """One field of a request, by the name that it has in the contract."""
+
+    name: str
+    range: str
+    """What it may be, in words or as an interval."""
+    default: str
+    honoured: bool
+    reason: str
+    """Why it is not honoured; empty if it is."""
+
+
+@dataclass(frozen=True)
+class DrafterCapability:
+    """One kind of draft replicas."""
+
+    model: str
+    scheme: str
+    """How it drafts; it and ``model`` are for ``SamplingParams.draft_model``."""
+    acceptance_rules: tuple[str, ...]
+    """Rules by which its drafts can be judged."""
+    grows_trees: bool
+    replica_count: int
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a deployment honours now."""
+
+    fields: tuple[FieldCapability, ...]
+    drafters: tuple[DrafterCapability, ...]
+
+
 class Fold:
     """Folds the events of one ``Generate`` call: started, the prompt, then of each sample pieces and finished.
 
@@ -294,6 +333,25 @@ def server_info_from_pb(info: pb.GetServerInfoResponse) -> ServerInfo:
         draft_replica_count=info.draft_replica_count,
         draft_model=info.draft_model,
         target_ready=info.target_ready,
+    )
+
+
+def capabilities_from_pb(found: pb.GetCapabilitiesResponse) -> Capabilities:
+    return Capabilities(
+        fields=tuple(
+            FieldCapability(field.name, field.range, field.default, field.honoured, field.reason)
+            for field in found.fields
+        ),
+        drafters=tuple(
+            DrafterCapability(
+                model=drafter.model,
+                scheme=drafter.scheme,
+                acceptance_rules=tuple(_RULES[rule] for rule in drafter.acceptance_rules),
+                grows_trees=drafter.grows_trees,
+                replica_count=drafter.replica_count,
+            )
+            for drafter in found.drafters
+        ),
     )
 
 

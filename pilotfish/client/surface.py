@@ -20,9 +20,10 @@ ChatMessages = Sequence[Mapping[str, str]]
 StreamT = TypeVar("StreamT")
 CompletionT = TypeVar("CompletionT")
 InfoT = TypeVar("InfoT")
+CapabilitiesT = TypeVar("CapabilitiesT")
 
 
-class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
+class Surface(ABC, Generic[StreamT, CompletionT, InfoT, CapabilitiesT]):
     """What a client can ask.
 
     Errors are those of :mod:`pilotfish.errors`: what the server refuses arrives as the class that it raised.
@@ -97,6 +98,10 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
         """What is served."""
         return self._info(require_timeout(timeout))
 
+    def capabilities(self, *, timeout: float | None = None) -> CapabilitiesT:
+        """Every field of a request, what it may be, and whether this deployment honours it now."""
+        return self._capabilities(require_timeout(timeout))
+
     @abstractmethod
     def _complete(self, request: pb.GenerateRequest, timeout_s: float | None) -> CompletionT: ...
 
@@ -105,6 +110,9 @@ class Surface(ABC, Generic[StreamT, CompletionT, InfoT]):
 
     @abstractmethod
     def _info(self, timeout_s: float | None) -> InfoT: ...
+
+    @abstractmethod
+    def _capabilities(self, timeout_s: float | None) -> CapabilitiesT: ...
 
 
 def prompt_request(

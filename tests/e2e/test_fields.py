@@ -497,3 +497,14 @@ def test_a_disconnect_at_any_token_frees_the_row_in_every_pool(deployment: Deplo
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(leave, range(16)))
     wait_until_idle(deployment)
+
+
+# Capabilities
+
+
+def test_a_deployment_of_models_honours_every_field(client: Client) -> None:
+    found = client.capabilities()
+    assert [field.name for field in found.fields if not field.honoured] == []
+    assert [(each.model, each.scheme, each.replica_count) for each in found.drafters] == [("tiny-draft", "model", 1)]
+    assert found.drafters[0].acceptance_rules == ("match", "ratio", "block")
+    assert next(field for field in found.fields if field.name == "draft_length").default == "4"

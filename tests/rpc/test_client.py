@@ -24,6 +24,8 @@ from pilotfish import (
     AsyncClient,
     Client,
     Completion,
+    DrafterCapability,
+    FieldCapability,
     Piece,
     RoundTimes,
     SamplingParams,
@@ -195,6 +197,17 @@ def test_a_message_that_cannot_be_sent_is_refused_by_its_place(kind: Kind, messa
 def test_server_info(kind: Kind) -> None:
     with serving(FakeGeneration()) as address:
         assert kind.call(address, "server_info") == ServerInfo("tiny", "1", 64, 9, 4, True, 1, "d", True)
+
+
+@both
+def test_capabilities(kind: Kind) -> None:
+    with serving(FakeGeneration()) as address:
+        found = kind.call(address, "capabilities")
+    assert found.fields == (
+        FieldCapability("n", "[1, 128]", "1", honoured=True, reason=""),
+        FieldCapability("logprobs", "[0, 20]", "none", honoured=False, reason="none here"),
+    )
+    assert found.drafters == (DrafterCapability("d", "mtp", ("match", "ratio"), grows_trees=True, replica_count=2),)
 
 
 def test_pieces_arrive_while_the_server_still_works() -> None:

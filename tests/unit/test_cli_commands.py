@@ -195,7 +195,7 @@ def test_chat_in_a_terminal_goes_on_after_an_error(
     assert contents(fake) == [["one"], ["two"]]  # the turn that failed is not part of the conversation
 
 
-# pull, health, services
+# pull, health, info, services
 
 
 def test_pull_prints_the_folder_alone(tmp_path: Path) -> None:
@@ -218,6 +218,29 @@ def test_health_tells_by_its_exit_code(address: str) -> None:
     assert "does not serve now" in result.stderr
 
 
+def test_info_tells_what_is_served_and_honoured(address: str) -> None:
+    lines = CliRunner().invoke(app, ["info", "--server", address]).stdout.splitlines()
+    assert lines[0] == (
+        "tiny · pilotfish 1 · 64 tokens · vocabulary of 9 · up to 4 draft tokens a round, chosen by what pays"
+    )
+    assert [line.split() for line in lines[1:3]] == [
+        ["draft", "model", "scheme", "replicas", "acceptance", "trees"],
+        ["d", "mtp", "2", "match,", "ratio", "yes"],
+    ]
+    assert [line.split() for line in lines[3:]] == [
+        ["field", "range", "default", "honoured"],
+        ["n", "[1,", "128]", "1", "yes"],
+        ["logprobs", "[0,", "20]", "none", "no:", "none", "here"],
+    ]
+
+
+def test_info_as_json(address: str) -> None:
+    found = json.loads(CliRunner().invoke(app, ["info", "--server", address, "--json"]).stdout)
+    assert found["server"]["model"] == "tiny"
+    assert [drafter["scheme"] for drafter in found["drafters"]] == ["mtp"]
+    assert [field["name"] for field in found["fields"] if not field["honoured"]] == ["logprobs"]
+
+
 @pytest.mark.parametrize(
     ("command", "module"),
     [("target", "target_svc.server"), ("draft", "draft_svc.server"), ("orchestrator", "orchestrator.server")],
@@ -234,7 +257,7 @@ def test_services_get_their_arguments_untouched(
     assert got == [argv]
 
 
-@pytest.mark.parametrize("command", ["", "pull", "up", "generate", "chat", "bench", "demo", "health"])
+@pytest.mark.parametrize("command", ["", "pull", "up", "generate", "chat", "bench", "demo", "health", "info"])
 def test_help_shows_examples(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--help"])
     assert result.exit_code == 0
