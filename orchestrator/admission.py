@@ -14,7 +14,7 @@ from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.shaping import Shaping
 from pilotfish.errors import InvalidArgumentError
-from pilotfish.steps import require
+from pilotfish.steps import Grammar, GrammarKind, require
 
 MAX_STOPS = 16
 MAX_DRAFT_LENGTH = 64
@@ -23,6 +23,8 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_ALLOWED = 4096
+MAX_GRAMMAR_BYTES = 65536
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")  # those that are texts
 BAN = -100.0  # as logit_bias
 
 
@@ -55,6 +57,11 @@ class Asked:
     adaptive_draft_length: bool = False
     draft_model: str = ""
     show_proposals: bool = False
+    json_schema: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +106,11 @@ def admit(
         rule=_rule(asked, defaults),
         draft_length=_draft_length(asked, defaults),
         end_token_ids=ends,
-        shaping=_shaping(asked, max_tokens),
         draft_model=asked.draft_model,
         show_proposals=asked.show_proposals,
         logprobs=_top_count("logprobs", asked.logprobs),
         prompt_logprobs=_top_count("prompt_logprobs", asked.prompt_logprobs),
+        shaping=_shaping(asked, max_tokens, defaults.end_token_ids),
     )
     _check_stops(asked.stop)
     samples = _at_least("n", asked.n, 1, 1)
@@ -144,7 +151,7 @@ def _top_count(name: str, count: int | None) -> int | None:
     return count
 
 
-def _shaping(asked: Asked, max_tokens: int) -> Shaping:
+def _shaping(asked: Asked, max_tokens: int, end_token_ids: frozenset[int]) -> Shaping:
     allowed, low = asked.allowed_token_ids, _at_least("min_tokens", asked.min_tokens, 0, 0)
     require(low <= max_tokens, "min_tokens", low, f"must be at most max_tokens, which is {max_tokens}")
     require(len(allowed) <= MAX_ALLOWED, "allowed_token_ids", f"{len(allowed)} ids", f"at most {MAX_ALLOWED} may be")
@@ -155,7 +162,27 @@ def _shaping(asked: Asked, max_tokens: int) -> Shaping:
         biases=_biases(asked),
         allowed_token_ids=allowed,
         min_tokens=low,
+        grammar=_grammar(asked, end_token_ids),
     )
+
+
+def _grammar(asked: Asked, end_token_ids: frozenset[int]) -> Grammar | None:
+    """The grammar, of which there is one at most; whether it is sound is for the target to say."""
+    texts = {GrammarKind[name.upper()]: getattr(asked, name) for name in GRAMMARS}
+    given = [(kind, text) for kind, text in texts.items() if text is not None]
+    if asked.json_object:
+        given.append((GrammarKind.JSON_OBJECT, ""))
+    if not given:
+        return None
+    kind, text = given[0]
+    name, size = kind.name.lower(), len(text.encode())
+    require(len(given) == 1, name, "given", f"so is {given[-1][0].name.lower()}; a completion keeps to one grammar")
+    require(text or kind is GrammarKind.JSON_OBJECT, name, "empty", "give a grammar, or leave it out")
+    require(size <= MAX_GRAMMAR_BYTES, name, f"of {size} bytes", f"at most {MAX_GRAMMAR_BYTES} are allowed")
+    require(not asked.ignore_eos, "ignore_eos", "set", f"with {name} the end token ends the text that fits it")
+    require(not asked.min_tokens, "min_tokens", asked.min_tokens, f"must be 0 with {name}, which may be short")
+    require(len(end_token_ids) > 0, name, "given", "this model has no end token, so that no grammar could end")
+    return Grammar(kind, text, tuple(sorted(end_token_ids)))
 
 
 def _biases(asked: Asked) -> tuple[tuple[int, float], ...]:

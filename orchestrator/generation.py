@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.outputs import Event, Events, Finished, Output, Prompt
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import DeadlineExceededError, NotFoundError, PilotfishError
+from pilotfish.steps import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,22 @@ class Answer(AsyncIterator[Event]):
     """
 
     def __init__(
-        self, loop: Loop, model: str, requests: Sequence[Request], events: Events, timeout_s: float | None
+        self,
+        loop: Loop,
+        model: str,
+        requests: Sequence[Request],
+        events: Events,
+        timeout_s: float | None,
+        queue: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.request_id, self.model = requests[0].id, model
         self.prompt_token_count = len(requests[0].prompt)
         self._loop, self._requests, self._events = loop, requests, events
+        self._timeout_s, self._queue = timeout_s, queue
         self.sample_count = self._running = len(requests)
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
     async def __anext__(self) -> Event:
         """The next event.
@@ -91,12 +100,32 @@ class Answer(AsyncIterator[Event]):
         return event
 
     async def __aenter__(self) -> Answer:
+        """Queues what waited for its grammar.
+
+        Raises:
+            PilotfishError: it is no grammar, or see ``Generation.begin``.
+        """
+        if self._queue is None:
+            return self
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._queue()
+        except BaseException as error:
+            self._requests = ()  # none is queued
+            await self.__aexit__(None, None, None)
+            if isinstance(error, TimeoutError):
+                raise self._late() from None
+            raise
+        self._queue = None
         return self
 
-    def _expire(self, timeout_s: float) -> None:
-        error = DeadlineExceededError(f"request {self.request_id!r} did not end within its timeout_s of {timeout_s:g}")
-        for request in self._requests:
-            self._loop.fail(request, error)
+    def _late(self) -> DeadlineExceededError:
+        limit = f"{self._timeout_s:g}"
+        return DeadlineExceededError(f"request {self.request_id!r} did not end within its timeout_s of {limit}")
+
+    def _expire(self) -> None:
+        for request in self._requests if self._queue is None else ():
+            self._loop.fail(request, self._late())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -117,6 +146,7 @@ class Generation:
         defaults: where a client says nothing.
         info: describes the deployment as it is now.
         offer: what it honours now, and who drafts.
+        compile_grammar: by the target; raises ``InvalidArgumentError`` if it is none.
 
     Attributes:
         metrics: counts what is served, once there is somebody who reads it.
@@ -129,8 +159,9 @@ class Generation:
         defaults: Defaults,
         info: Callable[[], ServerInfo],
         offer: Callable[[], Offer],
+        compile_grammar: Callable[[Grammar], Awaitable[None]],
     ) -> None:
-        self._loop = loop
+        self._loop, self._compile_grammar = loop, compile_grammar
         self.tokenizer = tokenizer
         self._defaults = defaults
         self.info = info
@@ -182,12 +213,20 @@ class Generation:
         is_scored = ask.asked.prompt_logprobs is not None
         prompt = self._prompt(ask.prompt) if ask.asked.echo or is_scored else None
         events = Events(watch, begin_with_prompt=prompt is not None)
-        self._submit(requests, ask.asked.stop, events, prompt if is_scored else None)
+        submit = partial(self._submit, requests, ask.asked.stop, events, prompt if is_scored else None)
+        grammar = requests[0].params.shaping.grammar
+        if grammar is None:
+            submit()
         if watch is not None:
             watch.began(len(requests), requests[0].params.max_tokens)
         if prompt is not None and not is_scored:
             events.put(prompt)
-        return Answer(self._loop, info.model, requests, events, timeout_s)
+        queue = None if grammar is None else partial(self._queue_with, grammar, submit)
+        return Answer(self._loop, info.model, requests, events, timeout_s, queue)
+
+    async def _queue_with(self, grammar: Grammar, submit: Callable[[], None]) -> None:
+        await self._compile_grammar(grammar)
+        submit()
 
     def _submit(
         self, requests: Sequence[Request], stops: tuple[str, ...], events: Events, prompt: Prompt | None

@@ -57,6 +57,11 @@ EMIT_ROWS = 8
 EMIT_EARLY = 32
 """Most rows whose text is sent while replicas draft; more wait for the target, unless drafting took longer."""
 
+STUCK = (
+    "after {} tokens no token may follow: the grammar, allowed_token_ids, banned_token_ids and a logit_bias of -100 "
+    "leave none; ask for less"
+)
+
 SETTLE_S = 0.001
 """How long the choice of draft lengths leaves the processor to the step that was sent and to the text before it."""
 
@@ -405,12 +410,14 @@ class Loop:
         if output is None:
             return  # the client left, or a stop text came earlier
         try:
-            ended = output.push(run, times)
+            ended = output.push(run, times) if run.token_ids else False
         except Exception as error:
             log.exception("request %s: its output failed", run.request.id)
             self.fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
             return
-        if ended:
+        if run.is_stuck:
+            self.fail(run.request, FailedPreconditionError(STUCK.format(run.request.generated)))
+        elif ended:
             self.cancel(run.request)
 
     def _note_scheduled(self, batch: TargetBatch) -> None:

@@ -25,7 +25,7 @@ from orchestrator.metrics import Load, Metrics
 from orchestrator.service import GenerationService
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trace import NO_TRACE, ChromeTrace
-from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, TargetKind, WorkerLink
+from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, GrammarCompiler, TargetKind, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
 from pilotfish.settings import fail_with, load
@@ -154,13 +154,16 @@ class Orchestrator:
         )
         self._trace = ChromeTrace(settings.trace) if settings.trace is not None else NO_TRACE
         self._reader = FeatureReader(settings.target)
+        self._compiler = GrammarCompiler(settings.target)
         self.loop = Loop(
             Scheduler(limits), self._reader.read, settings.draft_timeout_s, settings.target_timeout_s, self._trace
         )
         defaults = Defaults(
             self._draft_length, Rule[settings.acceptance.upper()], frozenset(self._tokenizer.eos_token_ids)
         )
-        self._generation = Generation(self.loop, self._tokenizer, defaults, self._info, self._offer)
+        self._generation = Generation(
+            self.loop, self._tokenizer, defaults, self._info, self._offer, self._compiler.compile
+        )
         self._defaults = defaults
         self.gateway: Gateway | None = None
         self._target_grant: Grant | None = None  # of the last target
@@ -202,7 +205,7 @@ class Orchestrator:
         self.loop.fail_all(UnavailableError("the server is shutting down"))
         if self.gateway is not None:
             await self.gateway.stop()
-        await asyncio.gather(self._reader.close(), *(link.close() for link in self._links))
+        await asyncio.gather(self._reader.close(), self._compiler.close(), *(link.close() for link in self._links))
         self._trace.close()
 
     async def _wait_for_draft(self, draft: WorkerLink[Any, Any]) -> None:

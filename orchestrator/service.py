@@ -126,6 +126,11 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         adaptive_draft_length=sampling.adaptive_draft_length,
         draft_model=sampling.draft_model,
         show_proposals=sampling.show_proposals,
+        json_schema=given("json_schema"),
+        json_object=sampling.json_object,
+        regex=given("regex"),
+        ebnf=given("ebnf"),
+        structural_tag=given("structural_tag"),
     )
 
 

@@ -35,7 +35,17 @@ from pilotfish.errors import (
 from pilotfish.rpc import codec
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.status import from_grpc
-from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, Ints, TargetResult, TargetStep, require
+from pilotfish.steps import (
+    Capabilities,
+    DraftResult,
+    DraftStep,
+    Grammar,
+    Grant,
+    Ints,
+    TargetResult,
+    TargetStep,
+    require,
+)
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 
 log = logging.getLogger(__name__)
@@ -281,6 +291,34 @@ class FeatureReader:
 
     async def close(self) -> None:
         """Closes the connection; a read under way fails."""
+        await self._channel.close(None)
+
+
+class GrammarCompiler:
+    """Has one target compile grammars; ``close`` it.
+
+    Args:
+        address: ``host:port``.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address, self._channel = address, connect(address)
+
+    async def compile(self, grammar: Grammar) -> None:
+        """Returns when the target has compiled it.
+
+        Raises:
+            InvalidArgumentError: it is no grammar.
+            PilotfishError: as the target answered, ``UnavailableError`` if it did not.
+        """
+        request = target_pb2.CompileGrammarRequest(grammar=codec.grammar_to_pb(grammar))
+        try:
+            await target_pb2_grpc.TargetServiceStub(self._channel).CompileGrammar(request)
+        except grpc.RpcError as error:
+            raise from_grpc(error, self._address) from None
+
+    async def close(self) -> None:
+        """Closes the connection."""
         await self._channel.close(None)
 
 

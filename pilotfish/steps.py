@@ -172,6 +172,25 @@ class TokenRows:
         return np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
 
 
+class GrammarKind(IntEnum):
+    """How a grammar is written (types.proto)."""
+
+    JSON_SCHEMA = 1
+    JSON_OBJECT = 2
+    REGEX = 3
+    EBNF = 4
+    STRUCTURAL_TAG = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion must keep to; fields as in ``Grammar`` of types.proto."""
+
+    kind: GrammarKind
+    text: str
+    end_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ShapingRows:
     """What some rows have done to their logits; see ``ShapingRows`` in types.proto."""
@@ -189,6 +208,8 @@ class ShapingRows:
     min_tokens: Ints  # [shaped]
     end_counts: Ints  # [shaped]
     end_token_ids: Ints  # [sum of end_counts]
+    grammars: tuple[Grammar, ...] = ()
+    grammar_indices: Ints = field(default_factory=empty_ints)  # [shaped], -1 for none, or [0] without grammars
 
     def validate(self, rows: int) -> None:
         """Raises ``InvalidArgumentError`` naming the first field at fault."""
@@ -221,6 +242,10 @@ class ShapingRows:
         groups = np.repeat(np.arange(shaped, dtype=np.int64), self.bias_counts) << 31
         distinct = len(np.unique(groups + self.bias_token_ids)) == total
         require(distinct, "bias_token_ids", "repeated", "ids must be distinct within a row")
+        count, expected = len(self.grammar_indices), shaped if self.grammars else 0
+        require(count == expected, "length of grammar_indices", count, f"must equal the {expected} rows that ask")
+        most = len(self.grammars) - 1
+        require_range(self.grammar_indices, "grammar_indices", -1, most, f"must be in [-1, {most}]")
 
 
 @dataclass(frozen=True, slots=True)

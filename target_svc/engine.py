@@ -13,6 +13,7 @@ from torch import Tensor
 from pilotfish.errors import FailedPreconditionError
 from pilotfish.noise import Purpose
 from pilotfish.runtime import cores, sampling
+from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
@@ -22,6 +23,7 @@ from pilotfish.runtime.tensors import to_wire
 from pilotfish.steps import (
     DrawRule,
     FeatureRule,
+    Grammar,
     Grant,
     Ints,
     SamplingRows,
@@ -58,6 +60,7 @@ class TargetEngine(GrantingEngine):
     ) -> None:
         self._model = PagedModel(model, pages=pages, page_size=page_size, features=features)
         # Padded ids of the output layer mean nothing, and no tokenizer could write them.
+        self._grammars = Grammars(model.tokenizer, waits=True)
         self._token_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
         info = model.info(max_len, features, self._model.feature_width)
         info = replace(info, shapes_logits=True, gives_logprobs=True)
@@ -100,6 +103,10 @@ class TargetEngine(GrantingEngine):
             compute_us=(time.perf_counter_ns() - started) // 1000,
         )
 
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Makes a grammar ready for steps; see ``Grammars.compile``. From any thread."""
+        self._grammars.compile(grammar)
+
     def features_per_chunk(self, chunk_bytes: int) -> int:
         """How many slots' features fit into so many bytes; at least 1."""
         return max(chunk_bytes // max(self._model.feature_width * self._model.decoder.dtype.itemsize, 1), 1)
@@ -130,8 +137,12 @@ class TargetEngine(GrantingEngine):
     def _draw(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
         if self._token_limit < logits.shape[1]:
             logits[:, self._token_limit :] = -torch.inf
-        if step.sampling.shaping is not None:
-            self._shape(step, step.sampling.shaping, logits)
+        if step.sampling.shaping is None:
+            return self._draw_shaped(step, logits)
+        stuck = self._shape(step, step.sampling.shaping, logits)
+        return sampling.nothing_follows(self._draw_shaped(step, logits), step.supports, stuck)
+
+    def _draw_shaped(self, step: TargetStep, logits: Tensor) -> sampling.OutsideDraws:
         if not step.sampling.temperatures.any() and not step.supports.counts.any():
             return sampling.draw_greedy(logits)
         rows = np.searchsorted(step.rows.row_offsets, step.output_nodes, side="right") - 1
@@ -142,13 +153,13 @@ class TargetEngine(GrantingEngine):
             return sampling.draw_plain(logits, of_outputs, keys)
         return sampling.draw_outside(sampling.probabilities(logits, of_outputs), keys, step.supports)
 
-    def _shape(self, step: TargetStep, shaping: ShapingRows, logits: Tensor) -> None:
-        """Shapes the logits of the step's outputs, each by the path that leads to its token."""
+    def _shape(self, step: TargetStep, shaping: ShapingRows, logits: Tensor) -> Longs:
+        """Shapes the logits of the step's outputs, each by the path that leads to its token; those left without one."""
         rows, outputs = step.rows, step.output_nodes
         starts, tokens = rows.starts.astype(np.int64), self._model.cache.token_ids
-        shape = Shaper(shaping, starts, lambda row: read_history(tokens, rows, row, int(starts[row])))
+        shape = Shaper(shaping, starts, lambda row: read_history(tokens, rows, row, int(starts[row])), self._grammars)
         of_outputs = np.searchsorted(rows.row_offsets, outputs, side="right") - 1
-        shape(logits, of_outputs, lambda output: path_to(rows, int(of_outputs[output]), int(outputs[output])))
+        return shape(logits, of_outputs, lambda output: path_to(rows, int(of_outputs[output]), int(outputs[output])))
 
     def _index(self, values: Ints) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._model.device)

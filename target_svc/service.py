@@ -12,17 +12,19 @@ import numpy.typing as npt
 from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import CHUNK_BYTES
 from pilotfish.rpc.steps_service import ModelThread, StepEngine, StepStreams, Wire
-from pilotfish.steps import Grant, Ints, TargetResult, TargetStep
+from pilotfish.steps import Grammar, Grant, Ints, TargetResult, TargetStep
 from pilotfish.v1 import target_pb2, target_pb2_grpc
 
 NAME = "pilotfish.v1.TargetService"
 
 
 class Engine(StepEngine[TargetStep, TargetResult], Protocol):
-    """What runs behind the service; see ``TargetEngine``. Features are read on other threads than the model's."""
+    """What runs behind the service; see ``TargetEngine``. Features are read, and grammars compiled, on other threads
+    than the model's."""
 
     def features_per_chunk(self, chunk_bytes: int) -> int: ...
     def read_features(self, incarnation: int, slots: Ints) -> npt.NDArray[np.generic]: ...
+    def compile_grammar(self, grammar: Grammar) -> None: ...
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -50,6 +52,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             # they are read wants no answer any more.
             features = await asyncio.to_thread(self._engine.read_features, request.incarnation, part)
             yield target_pb2.ReadFeaturesResponse(features=codec.tensor_to_pb(features))
+
+    @status.unary
+    async def CompileGrammar(
+        self, request: target_pb2.CompileGrammarRequest, context: status.Context
+    ) -> target_pb2.CompileGrammarResponse:
+        await asyncio.to_thread(self._engine.compile_grammar, codec.grammar_from_pb(request.grammar))
+        return target_pb2.CompileGrammarResponse()
 
 
 def _opened(grant: Grant) -> target_pb2.ExecuteTargetResponse:

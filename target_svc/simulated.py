@@ -17,7 +17,7 @@ from pilotfish.simulate.law import Law, draw, draw_outside, no_supports, shares
 from pilotfish.simulate.model import SimulatedModel, read_model
 from pilotfish.simulate.pages import HashedPages
 from pilotfish.simulate.profile import Profile, load_profile, sleep_until
-from pilotfish.steps import DrawRule, Floats, Grant, Ints, TargetResult, TargetStep
+from pilotfish.steps import DrawRule, Floats, Grammar, Grant, Ints, TargetResult, TargetStep, require
 
 if TYPE_CHECKING:
     from target_svc.server import TargetConfig
@@ -50,6 +50,7 @@ class SimulatedTarget(GrantingEngine):
         """
         started, rows = time.perf_counter(), step.rows
         step.validate(grant)
+        require(step.sampling.shaping is None, "sampling.shaping", "given", "a simulated target has no logits")
         require_distinct_slots(rows, grant.page_size)
         prefixes = self._pages.extend(rows)
         token_ids, tail_masses, support_probs = self._draw(step, prefixes[step.output_nodes])
@@ -61,6 +62,10 @@ class SimulatedTarget(GrantingEngine):
             support_probs=support_probs,
             compute_us=int((time.perf_counter() - started) * 1e6),
         )
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Raises ``FailedPreconditionError``: there are no logits to mask."""
+        raise FailedPreconditionError("a simulated target follows no grammars")
 
     def features_per_chunk(self, chunk_bytes: int) -> int:
         """See ``TargetEngine``."""

@@ -81,6 +81,7 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
     )
     return FeatureDrafter(
         head,
+        tokenizer,
         info,
         spec,
         dtype=kernels.dtype,

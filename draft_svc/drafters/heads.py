@@ -17,6 +17,7 @@ has the whole row in its cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, HeadSpec
 from draft_svc.drafters.tree_shapes import Shape
 from pilotfish.runtime import cores
 from pilotfish.runtime.batch import Batch, build_batch, build_tree_batch
+from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
@@ -113,6 +115,7 @@ class FeatureDrafter(Drafter):
 
     Args:
         head: loaded.
+        tokenizer: folder of its tokenizer.json.
         info: what an orchestrator is told; names the features.
         spec: of the head.
         dtype: of its caches.
@@ -128,6 +131,7 @@ class FeatureDrafter(Drafter):
     def __init__(
         self,
         head: Head,
+        tokenizer: Path,
         info: ModelInfo,
         spec: HeadSpec,
         *,
@@ -140,6 +144,7 @@ class FeatureDrafter(Drafter):
     ) -> None:
         self.tree_width = tree_width if shape is None or not tree_width else shape.width
         self._shape, self._info = shape, info
+        self._grammars = Grammars(tokenizer, waits=False)
         self._modules = _Modules(head, spec, dtype=dtype, device=device, pages=pages, page_size=page_size)
 
     @property
@@ -157,7 +162,7 @@ class FeatureDrafter(Drafter):
             outs = modules.run(batch, states, lambda: _slots_before(step.rows, modules.page_size), is_own=False)
             modules.write_tokens(batch)
             columns, tokens = modules.head.token_ids, modules.token_ids
-            shaper = shaper_of_drafts(step, tokens, ahead=_Run.ahead, columns=columns)
+            shaper = shaper_of_drafts(step, tokens, self._grammars, ahead=_Run.ahead, columns=columns)
             return draft(step, _Run(modules, 0, outs), width=self.tree_width, shape=self._shape, shaper=shaper)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from draft_svc.drafters.growth import draft
 from draft_svc.drafters.heads import to_tensor
 from draft_svc.drafters.tree_shapes import MEDUSA, Shape
 from pilotfish.runtime import cores
+from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.layers import OutputHead, Projection
 from pilotfish.runtime.shaping import shaper_of_drafts
@@ -57,6 +59,7 @@ class MedusaDrafter(Drafter):
 
     Args:
         heads: loaded.
+        tokenizer: folder of its tokenizer.json.
         info: what an orchestrator is told.
         dtype: of the states, as the heads read them.
         device: of the heads.
@@ -71,6 +74,7 @@ class MedusaDrafter(Drafter):
     def __init__(
         self,
         heads: MedusaHeads,
+        tokenizer: Path,
         info: ModelInfo,
         *,
         dtype: torch.dtype,
@@ -83,6 +87,7 @@ class MedusaDrafter(Drafter):
         self._heads, self._info, self._dtype, self._device = heads, info, dtype, device
         self.tree_width = tree_width if shape is None or not tree_width else shape.width
         self._shape = shape
+        self._grammars = Grammars(tokenizer, waits=False)
         self._token_ids = torch.zeros(pages, page_size, dtype=torch.int32)  # what penalties and grammars go by
 
     @property
@@ -101,7 +106,7 @@ class MedusaDrafter(Drafter):
             row_of_token = np.repeat(np.arange(len(ends)), step.rows.lengths)
             run = _Run(self._heads, 0, states, row_of_token)
             self._cache_tokens(step.rows)
-            shaper = shaper_of_drafts(step, self._token_ids, ahead=run.ahead, columns=run.token_ids)
+            shaper = shaper_of_drafts(step, self._token_ids, self._grammars, ahead=run.ahead, columns=run.token_ids)
             return draft(step, run, width=self.tree_width, shape=self._shape, drawn=MEDUSA, shaper=shaper)
 
     def _cache_tokens(self, rows: TokenRows) -> None:

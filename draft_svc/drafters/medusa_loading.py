@@ -70,6 +70,7 @@ def load_medusa(config: DraftConfig, folder: Path) -> MedusaDrafter:
     )
     return MedusaDrafter(
         heads,
+        tokenizer,
         info,
         dtype=kernels.activations,
         device=device,

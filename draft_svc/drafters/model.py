@@ -10,6 +10,7 @@ from draft_svc.drafters import Drafter, Proposals
 from draft_svc.drafters.chains import draft_chains
 from draft_svc.drafters.nodes import collect
 from pilotfish.runtime import cores
+from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
@@ -35,6 +36,7 @@ class ModelDrafter(Drafter):
         # Padded ids of the output layer mean nothing to a target that pads otherwise.
         self._vocab_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
         self._info = model.info(max_len)
+        self._grammars = Grammars(model.tokenizer, waits=False)
 
     @property
     def info(self) -> ModelInfo:
@@ -44,7 +46,7 @@ class ModelDrafter(Drafter):
     def propose(self, step: DraftStep) -> Proposals:
         with cores.working():
             run = _Run(self._model, step.rows, self._vocab_limit)
-            shaper = shaper_of_drafts(step, self._model.cache.token_ids)
+            shaper = shaper_of_drafts(step, self._model.cache.token_ids, self._grammars)
             nodes = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), run, shaper)
         return collect(step, nodes)
 

@@ -22,6 +22,9 @@ ROOT = -1
 Q_TOLERANCE = 1e-4
 """Most by which a q may miss the sum of 1; float32 rounding stays far below."""
 
+NOTHING_FOLLOWS = -1
+"""In the place of the target's token where what a row asks of its logits leaves none."""
+
 P_TOLERANCE = 1e-3
 """Most by which p on a support and its tail mass may miss the sum of 1."""
 
@@ -293,13 +296,15 @@ def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size
         ("support_probs", probs, len(ids)),
     ):
         require(len(values) == length, f"length of {name}", len(values), f"must be {length}")
-    lowest = np.where(counts > 0, -1, 0)
+    # Where -1 has all of the mass, nothing may follow.
+    lowest = np.where((counts > 0) | (result.tail_masses == 1), NOTHING_FOLLOWS, 0)
     _require_each((draws >= lowest) & (draws < vocab_size), "token_ids", draws, lowest, "must be at least {}, an id")
     require_range(result.tail_masses, "tail_masses", 0, 1 + P_TOLERANCE, "must be in [0, 1]")
     require_range(probs, "support_probs", 0, 1 + P_TOLERANCE, "must be in [0, 1]")
     inside = ids == np.repeat(draws, counts)
     require(not inside.any(), "token_ids", "inside the support", "must be outside, or -1")
-    tails = np.where(draws < 0, 0.0, result.tail_masses.astype(np.float64))
+    is_empty = (draws < 0) & (result.tail_masses < 1)
+    tails = np.where(is_empty, 0.0, result.tail_masses.astype(np.float64))
     masses = _group_sums(probs.astype(np.float64), counts) + tails
     _require_each(np.abs(masses - 1) <= P_TOLERANCE, "sum of p at output", masses, np.ones(len(masses)), "must be {}")
     tails, p = tails / masses, probs / np.repeat(masses, counts)
@@ -324,7 +329,7 @@ def plain_draws(result: TargetResult, proposals: Sequence[Proposal], vocab_size:
         ("support_probs", result.support_probs, 0),
     ):
         require(len(values) == length, f"length of {name}", len(values), f"must be {length}")
-    require_range(draws, "token_ids", 0, vocab_size - 1, f"must be in [0, {vocab_size})")
+    require_range(draws, "token_ids", NOTHING_FOLLOWS, vocab_size - 1, f"must be in [-1, {vocab_size})")
     require_range(result.tail_masses, "tail_masses", 1 - P_TOLERANCE, 1 + P_TOLERANCE, "must be 1 without a support")
     return draws
 

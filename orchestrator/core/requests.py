@@ -245,7 +245,7 @@ class Request:
         """Commits tokens to the completion."""
         self._buffer[self.length : self.length + len(token_ids)] = token_ids
         self.length += len(token_ids)
-        self.highest_token = max(self.highest_token, *token_ids)
+        self.highest_token = max([self.highest_token, *token_ids])
 
     def drop_target(self) -> None:
         """Gives up the place in the target's cache."""

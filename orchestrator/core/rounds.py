@@ -34,6 +34,7 @@ class Run(NamedTuple):
         reason: set if the request ended on a token.
         logprobs: of the new tokens, if they were asked for.
         judged: the proposal, if there was one and it was asked for.
+        is_stuck: the request ended because nothing may follow: what it asks of its logits contradicts itself.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Run(NamedTuple):
     reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     judged: Judged | None = None
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from orchestrator.core.early import EarlyPlan, fill, plan_early, settle
 from orchestrator.core.finish import cut_run
 from orchestrator.core.logprobs import RowLogprobs, split_logprobs
 from orchestrator.core.pages import PagePool, RowCache
-from orchestrator.core.proposals import EMPTY, Proposal
+from orchestrator.core.proposals import EMPTY, NOTHING_FOLLOWS, Proposal
 from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.rounds import Judged, Run, Timed, asked_for, observed
@@ -413,17 +413,19 @@ class Scheduler:
                 if node != depth
             ]
         del tokens[kept:]
+        is_stuck = tokens[-1] == NOTHING_FOLLOWS
+        if is_stuck:
+            tokens.pop()
         request.append(tokens)
         row.cache.commit(request.tokens, min(row.end + len(path), request.length))
         if not row.is_round:
             request.move(State.RUNNING)
-        if reason is not None:
+        if reason is not None or is_stuck:
             self.finish(request)
-        kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[:kept]
+        kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[: len(tokens)]
         shown = Judged(proposal, path[:kept]) if params.show_proposals and len(proposal.token_ids) else None
-        return Run(
-            request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, logprobs.of(verdict, tokens), shown
-        )
+        found = logprobs.of(verdict, tokens)
+        return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, found, shown, is_stuck)
 
 
 def _require_shapeable(params: Params, grant: Grant) -> None:

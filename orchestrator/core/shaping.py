@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pilotfish.steps import Ints, ShapingRows
+from pilotfish.steps import Grammar, Ints, ShapingRows
 
 if TYPE_CHECKING:
     from orchestrator.core.requests import Request
@@ -30,6 +30,7 @@ class Shaping:
     biases: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
@@ -50,6 +51,9 @@ def shaping_rows(places: Sequence[int], requests: Sequence[Request]) -> ShapingR
     biases = [shaping.biases for shaping, _ in asked]
     allowed = [shaping.allowed_token_ids for shaping, _ in asked]
     ends = [request.params.end_token_ids if shaping.min_tokens else () for shaping, request in asked]
+    named = [shaping.grammar for shaping, _ in asked]
+    grammars = tuple(dict.fromkeys(grammar for grammar in named if grammar is not None))
+    places_of = {grammar: index for index, grammar in enumerate(grammars)}
     return ShapingRows(
         rows=_ints(places),
         prompt_lengths=_ints(len(request.prompt) for _, request in asked),
@@ -64,6 +68,8 @@ def shaping_rows(places: Sequence[int], requests: Sequence[Request]) -> ShapingR
         min_tokens=_ints(shaping.min_tokens for shaping, _ in asked),
         end_counts=_ints(map(len, ends)),
         end_token_ids=_ints(token_id for row in ends for token_id in sorted(row)),
+        grammars=grammars,
+        grammar_indices=_ints(-1 if grammar is None else places_of[grammar] for grammar in named if grammars),
     )
 
 

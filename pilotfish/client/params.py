@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -38,10 +39,16 @@ _WANTED = {
     "banned_token_ids": "a sequence of integers of 32 bits",
     "allowed_token_ids": "a sequence of integers of 32 bits",
     "min_tokens": "an integer of 32 bits",
+    "json_schema": "None, a mapping or a text",
+    "json_object": "True or False",
+    "regex": "None or a text",
+    "ebnf": "None or a text",
+    "structural_tag": "None, a mapping or a text",
 }
 
-_MAY_BE_NONE = ("seed", "draft_length", "logprobs", "prompt_logprobs")
-_TRUTHS = ("ignore_eos", "echo", "adaptive_draft_length", "show_proposals")
+_GRAMMARS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
+_MAY_BE_NONE = ("seed", "draft_length", "logprobs", "prompt_logprobs", *set(_GRAMMARS) - {"json_object"})
+_TRUTHS = ("ignore_eos", "echo", "adaptive_draft_length", "show_proposals", "json_object")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +142,30 @@ class SamplingParams:
     min_tokens: int = 0
     """Tokens of the completion before an end token, a stop token or a stop text can end it; at most max_tokens."""
 
+    json_schema: str | Mapping[str, Any] | None = None
+    """JSON schema that the completion fits, as a mapping or as JSON; of this and the next four, one at most."""
+
+    json_object: bool = False
+    """The completion is a JSON object."""
+
+    regex: str | None = None
+    """Regular expression that the whole completion matches."""
+
+    ebnf: str | None = None
+    """Rules in GBNF that the completion keeps to, from ``root`` on."""
+
+    structural_tag: str | Mapping[str, Any] | None = None
+    """xgrammar's structural tag, as a mapping or as JSON: calls of tools in free text."""
+
     def __post_init__(self) -> None:
         self.to_pb()
 
     def to_pb(self) -> pb.SamplingParams:
         """The message of the contract."""
         message = pb.SamplingParams()
+        given = [name for name in _GRAMMARS if getattr(self, name) not in (None, False)]
+        if len(given) > 1:
+            raise InvalidArgumentError(f"{given[1]} is given, and so is {given[0]}; a completion keeps to one grammar")
         for each in fields(self):
             name, value = each.name, getattr(self, each.name)
             try:
@@ -164,4 +189,8 @@ def _wire_value(name: str, value: Any) -> Any:
         raise TypeError("protobuf would take bytes for a text")
     if isinstance(value, bool) is not (name in _TRUTHS):
         raise TypeError("a truth value is no number, and a number no truth value")
+    if name in ("json_schema", "structural_tag") and isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False)
+    if name == "json_object":
+        return value or None  # False is no grammar, and must not stand in the place of another
     return value

@@ -18,6 +18,8 @@ from pilotfish.steps import (
     Capabilities,
     DraftResult,
     DraftStep,
+    Grammar,
+    GrammarKind,
     Grant,
     Logprobs,
     ProposalKind,
@@ -28,6 +30,7 @@ from pilotfish.steps import (
     TargetStep,
     TokenRows,
     WantedLogprobs,
+    require,
 )
 from pilotfish.v1 import draft_pb2, target_pb2, types_pb2
 
@@ -101,6 +104,7 @@ _SHAPING = {
     "min_tokens": "<i4",
     "end_counts": "<i4",
     "end_token_ids": "<i4",
+    "grammar_indices": "<i4",
 }
 _SUPPORTS = {"counts": "<i4", "token_ids": "<i4"}
 _TARGET_STEP = {"output_nodes": "<i4", "draw_rules": "u1", "feature_rules": "u1"}
@@ -142,11 +146,26 @@ def sampling_from_pb(sampling: types_pb2.SamplingRows) -> SamplingRows:
 
 def shaping_to_pb(shaping: ShapingRows | None) -> types_pb2.ShapingRows | None:
     """None where no row asks: an absent message."""
-    return None if shaping is None else types_pb2.ShapingRows(**_packed(shaping, _SHAPING))
+    if shaping is None:
+        return None
+    return types_pb2.ShapingRows(**_packed(shaping, _SHAPING), grammars=map(grammar_to_pb, shaping.grammars))
 
 
 def shaping_from_pb(shaping: types_pb2.ShapingRows) -> ShapingRows:
-    return ShapingRows(**_unpacked(shaping, _SHAPING, "sampling.shaping."))
+    grammars = tuple(map(grammar_from_pb, shaping.grammars))
+    return ShapingRows(**_unpacked(shaping, _SHAPING, "sampling.shaping."), grammars=grammars)
+
+
+def grammar_to_pb(grammar: Grammar) -> types_pb2.Grammar:
+    return types_pb2.Grammar(kind=int(grammar.kind), text=grammar.text, end_token_ids=grammar.end_token_ids)  # type: ignore[arg-type]
+
+
+def grammar_from_pb(grammar: types_pb2.Grammar) -> Grammar:
+    """Raises ``InvalidArgumentError`` on an unknown kind, or without an end token."""
+    known = [int(kind) for kind in GrammarKind]
+    require(grammar.kind in known, "grammar.kind", grammar.kind, f"must be one of {known}")
+    require(len(grammar.end_token_ids) > 0, "grammar.end_token_ids", "empty", "a grammar needs a token to end with")
+    return Grammar(GrammarKind(grammar.kind), grammar.text, tuple(grammar.end_token_ids))
 
 
 def supports_to_pb(supports: Supports) -> types_pb2.Supports | None:

@@ -31,6 +31,8 @@ class LoadedModel:
     tokenizer_hash: str
     tokenizer_vocab_size: int
     """Ids that the tokenizer knows; the output layer may have more rows."""
+    tokenizer: Path
+    """Folder of its tokenizer.json."""
 
     @property
     def config(self) -> ModelConfig:
@@ -98,6 +100,7 @@ def load_model(
         weights_hash=hashed,
         tokenizer_hash=tokenizer_id,
         tokenizer_vocab_size=tokenizer_vocab_size(tokenizer),
+        tokenizer=tokenizer,
     )
 
 

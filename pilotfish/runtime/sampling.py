@@ -156,6 +156,17 @@ def draw_outside(p: Tensor, keys: Longs, supports: Supports) -> OutsideDraws:
     return OutsideDraws(to_ints(tokens), to_floats(tails / totals), to_floats(inside / totals[rows]))
 
 
+def nothing_follows(draws: OutsideDraws, supports: Supports, outputs: Longs) -> OutsideDraws:
+    """The draws, but for outputs i64[m] that nothing may follow: all their mass is on token -1, outside the support."""
+    if not len(outputs):
+        return draws
+    tokens, tails, probs = draws.token_ids.copy(), draws.tail_masses.copy(), draws.support_probs.copy()
+    tokens[outputs], tails[outputs] = -1, 1.0
+    if len(supports.counts):
+        probs[np.isin(np.repeat(np.arange(len(tokens)), supports.counts), outputs)] = 0.0
+    return OutsideDraws(tokens, tails, probs)
+
+
 def truncate(p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     """The sparse q of a drafter: its likeliest tokens, renormalised.
 

@@ -21,8 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.slots import Longs
-from pilotfish.steps import DraftStep, Ints, ShapingRows, TokenRows
+from pilotfish.steps import DraftStep, Grammar, Ints, ShapingRows, TokenRows
 
 Path = Callable[[int], Sequence[int]]
 """Tokens that lead to a node from what its row has cached, its own the last; asked for nodes of rows that ask only."""
@@ -44,21 +45,21 @@ def read_history(token_ids: Tensor, rows: TokenRows, row: int, count: int) -> In
 
 
 def shaper_of_drafts(
-    step: DraftStep, token_ids: Tensor, *, ahead: int = 0, columns: Tensor | None = None
+    step: DraftStep, token_ids: Tensor, grammars: Grammars, *, ahead: int = 0, columns: Tensor | None = None
 ) -> Shaper | None:
     """What shapes the logits of a draft step's nodes, once its own tokens are cached; None if no row asks.
 
     Args:
         step: validated.
         token_ids: of all slots, i32[pages, page_size].
-        ahead, columns: as ``Shaper`` takes them.
+        grammars, ahead, columns: as ``Shaper`` takes them.
     """
     shaping, rows = step.sampling.shaping, step.rows
     if shaping is None:
         return None
     cached = rows.starts.astype(np.int64) + rows.lengths
     read = partial(_read_cached, token_ids, rows, cached)
-    return Shaper(shaping, cached, read, ahead=ahead, columns=columns)
+    return Shaper(shaping, cached, read, grammars, ahead=ahead, columns=columns)
 
 
 def _read_cached(token_ids: Tensor, rows: TokenRows, cached: Longs, row: int) -> Ints:
@@ -72,6 +73,7 @@ class Shaper:
         shaping: of the step.
         cached: tokens that each row of the step has before all its nodes, i64[rows].
         read: these tokens of a row; asked at most once for each.
+        grammars: of the tokenizer.
         ahead: of the token in a row's first slot, its index in the row: 1 where slot i holds t_{i+1}, else 0.
         columns: token of every column of the logits, i64[columns]; None where column v is token v.
     """
@@ -81,13 +83,14 @@ class Shaper:
         shaping: ShapingRows,
         cached: Longs,
         read: Callable[[int], Ints],
+        grammars: Grammars,
         *,
         ahead: int = 0,
         columns: Tensor | None = None,
     ) -> None:
         self._columns = _Columns(columns)
         self._rows = {
-            row: _Row(shaping, place, self._columns, int(cached[row]) + ahead, partial(read, row))
+            row: _Row(shaping, place, self._columns, int(cached[row]) + ahead, partial(read, row), grammars)
             for place, row in enumerate(shaping.rows.tolist())
         }
 
@@ -167,12 +170,19 @@ class _Row:
         columns: of token ids.
         length: tokens of the row before all nodes, those that are not cached included.
         read: gives those that are cached, the last ones.
+        grammars: of the tokenizer.
     """
 
     def __init__(
-        self, shaping: ShapingRows, place: int, columns: _Columns, length: int, read: Callable[[], Ints]
+        self,
+        shaping: ShapingRows,
+        place: int,
+        columns: _Columns,
+        length: int,
+        read: Callable[[], Ints],
+        grammars: Grammars,
     ) -> None:
-        self._columns, self._length, self._read = columns, length, read
+        self._columns, self._length, self._read, self._grammars = columns, length, read, grammars
         self._prompt_length = int(shaping.prompt_lengths[place])
         self._repetition = float(shaping.repetition_penalties[place])
         self._frequency = float(shaping.frequency_penalties[place])
@@ -182,9 +192,13 @@ class _Row:
         self._allowed_ids = shaping.allowed_token_ids[_group(shaping.allowed_counts, place)]
         self._end_ids = shaping.end_token_ids[_group(shaping.end_counts, place)]
         self._min_tokens = int(shaping.min_tokens[place])
+        grammar = int(shaping.grammar_indices[place]) if shaping.grammars else -1
+        self._grammar = shaping.grammars[grammar] if grammar >= 0 else None
 
     def shape(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """The shaped logits of nodes, f32[n, columns]; the tensor given may be changed, too."""
+        if self._grammar is not None:
+            self._keep_to_grammar(self._grammar, logits, paths)
         if len(self._allowed_ids):
             logits = self._only_allowed(logits)
         if len(self._bias_ids):
@@ -195,6 +209,17 @@ class _Row:
         if self._repetition != 1 or self._frequency or self._presence:
             self._penalise(logits, paths)
         return logits
+
+    def _keep_to_grammar(self, grammar: Grammar, logits: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        # Where the prompt is not yet cached whole, the paths still begin in it.
+        missing = max(self._prompt_length - self._length, 0)
+        masks = self._grammars.masks(grammar, self._cached_completion, [path[missing:] for path in paths])
+        if masks is None:
+            return
+        columns, has_one = self._columns.of(np.arange(masks.shape[1]))
+        follows = np.zeros((len(paths), logits.shape[1]), np.bool_)
+        follows[:, columns] = masks[:, has_one]
+        logits.masked_fill_(torch.from_numpy(~follows).to(logits.device), -torch.inf)
 
     def _only_allowed(self, logits: Tensor) -> Tensor:
         columns = _index(self._columns.of(self._allowed_ids)[0], logits)
@@ -230,11 +255,18 @@ class _Row:
 
     @cached_property
     def _history(self) -> _History:
-        tokens = self._read()
-        ids, places = np.unique(tokens, return_inverse=True)
-        first = self._length - len(tokens)  # index in the row of the first that is cached
-        completion = places[max(self._prompt_length - first, 0) :]
+        ids, places = np.unique(self._cached, return_inverse=True)
+        completion = places[len(places) - len(self._cached_completion) :]
         return _History(ids.astype(np.int64), np.bincount(completion, minlength=len(ids)).astype(np.float32))
+
+    @cached_property
+    def _cached(self) -> Ints:
+        return self._read()
+
+    @property
+    def _cached_completion(self) -> Ints:
+        first = self._length - len(self._cached)  # index in the row of the first token that is cached
+        return self._cached[max(self._prompt_length - first, 0) :]
 
 
 def _group(counts: Ints, place: int) -> slice:

@@ -3,23 +3,19 @@ drafts, and a draft that knows the target keeps all its tokens."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from deployment import Deployment
+from drafts import DRAFTS, drafting
 from safetensors.torch import load_file, save_file
-from tiny_heads import FORMATS
 from tiny_models import EOS_ID, load_reference, make_tiny_llama
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from draft_svc.drafters import Drafter, create_drafter
-from draft_svc.server import DraftConfig
 from pilotfish import Client, InvalidArgumentError, SamplingParams
 from pilotfish.runtime.loading import LoadedModel, load_model
 
@@ -127,39 +123,6 @@ def test_greedy_text_is_hugging_faces(
     model = load_reference(folder)
     assert plain[name, 0.0] == [reference(model, prompt, FIELDS[name]) for prompt in PROMPTS]
     assert plain[name, 0.0] != [reference(model, prompt, {}) for prompt in PROMPTS]
-
-
-def medusa(folder: Path, target: Path) -> Path:
-    """Heads that are the target's own output layer behind a random block, in vLLM's names."""
-    width = load_file(target / "model.safetensors")["model.norm.weight"].shape[0]
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"original_lm_head": True}))
-    generator = torch.Generator().manual_seed(1)
-    blocks = {f"blocks.{j}.layers.0.weight": torch.randn(width, width, generator=generator) / 8 for j in range(3)}
-    save_file(blocks, folder / "model.safetensors")
-    return folder
-
-
-@contextmanager
-def drafting(kind: str, folder: Path, target: LoadedModel, where: Path, **settings: Any) -> Iterator[Deployment]:
-    """A deployment with a draft of that kind, or format of a head."""
-    drafter: LoadedModel | Drafter
-    features: tuple[str, ...] = ()
-    if kind in ("self", "near"):
-        drafter = target if kind == "self" else load_model(folder, dtype="float32", layers=2)
-    else:
-        head = medusa(where / "head", folder) if kind == "medusa" else FORMATS[kind].write(where / "head")
-        paths: dict[str, Any] = {"model": head, "target_model": folder}
-        drafter = create_drafter(DraftConfig(**paths, pages=256, dtype="float32", device="cpu", tree_width=4))
-        features = drafter.info.features
-    with Deployment(folder, target, (drafter,), features=features, **settings) as deployment:
-        yield deployment
-
-
-DRAFTS = [
-    ("near", "off"),
-    *((kind, tree) for kind in ("own-reduced-pre-norm", "eagle3", "medusa") for tree in ("off", "12")),
-]
 
 
 @pytest.mark.parametrize(("kind", "tree"), DRAFTS)
