@@ -159,7 +159,7 @@ def _shaping(asked: Asked, max_tokens: int, end_token_ids: frozenset[int]) -> Sh
         repetition_penalty=_number("repetition_penalty", asked.repetition_penalty, 1.0, open_low=True),
         presence_penalty=_between("presence_penalty", asked.presence_penalty, -2, 2),
         frequency_penalty=_between("frequency_penalty", asked.frequency_penalty, -2, 2),
-        biases=_biases(asked),
+        logit_bias=_biases(asked),
         allowed_token_ids=allowed,
         min_tokens=low,
         grammar=_grammar(asked, end_token_ids),

@@ -23,7 +23,7 @@ Q_TOLERANCE = 1e-4
 """Most by which a q may miss the sum of 1; float32 rounding stays far below."""
 
 NOTHING_FOLLOWS = -1
-"""In the place of the target's token where what a row asks of its logits leaves none."""
+"""In the place of the target's token where what a row asks of its logits leaves none: it has all of p's mass."""
 
 P_TOLERANCE = 1e-3
 """Most by which p on a support and its tail mass may miss the sum of 1."""
@@ -274,7 +274,9 @@ def _require_members(counts: Ints, ids: Ints, parent_groups: npt.NDArray[np.int6
     require(distinct, "supports.token_ids", "repeated", "ids must be distinct within a group")
 
 
-def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size: int) -> list[Outputs]:
+def outputs_from(
+    result: TargetResult, proposals: Sequence[Proposal], vocab_size: int, *, shaped: bool = False
+) -> list[Outputs]:
     """The target's answer split by row, checked and normalised exactly.
 
     Args:
@@ -282,6 +284,7 @@ def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size
             row's proposal, with the proposal's supports. A row that only prefills has EMPTY.
         proposals: one per row that has outputs.
         vocab_size: token ids are below it.
+        shaped: a row of the step has something done to its logits, so that an output may have ``NOTHING_FOLLOWS``.
 
     Raises:
         InvalidArgumentError: naming the first field at fault, its value and its limit.
@@ -296,15 +299,14 @@ def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size
         ("support_probs", probs, len(ids)),
     ):
         require(len(values) == length, f"length of {name}", len(values), f"must be {length}")
-    # Where -1 has all of the mass, nothing may follow.
-    lowest = np.where((counts > 0) | (result.tail_masses == 1), NOTHING_FOLLOWS, 0)
+    ends = (draws == NOTHING_FOLLOWS) & (result.tail_masses == 1) & shaped
+    lowest = np.where((counts > 0) | ends, -1, 0)
     _require_each((draws >= lowest) & (draws < vocab_size), "token_ids", draws, lowest, "must be at least {}, an id")
     require_range(result.tail_masses, "tail_masses", 0, 1 + P_TOLERANCE, "must be in [0, 1]")
     require_range(probs, "support_probs", 0, 1 + P_TOLERANCE, "must be in [0, 1]")
     inside = ids == np.repeat(draws, counts)
     require(not inside.any(), "token_ids", "inside the support", "must be outside, or -1")
-    is_empty = (draws < 0) & (result.tail_masses < 1)
-    tails = np.where(is_empty, 0.0, result.tail_masses.astype(np.float64))
+    tails = np.where((draws < 0) & ~ends, 0.0, result.tail_masses.astype(np.float64))
     masses = _group_sums(probs.astype(np.float64), counts) + tails
     _require_each(np.abs(masses - 1) <= P_TOLERANCE, "sum of p at output", masses, np.ones(len(masses)), "must be {}")
     tails, p = tails / masses, probs / np.repeat(masses, counts)
@@ -317,7 +319,7 @@ def outputs_from(result: TargetResult, proposals: Sequence[Proposal], vocab_size
     return split
 
 
-def plain_draws(result: TargetResult, proposals: Sequence[Proposal], vocab_size: int) -> Ints:
+def plain_draws(result: TargetResult, proposals: Sequence[Proposal], vocab_size: int, *, shaped: bool = False) -> Ints:
     """The draws of an answer to proposals without supports, checked: every draw is an ordinary one.
 
     Args, raises: as in ``outputs_from``.
@@ -329,7 +331,8 @@ def plain_draws(result: TargetResult, proposals: Sequence[Proposal], vocab_size:
         ("support_probs", result.support_probs, 0),
     ):
         require(len(values) == length, f"length of {name}", len(values), f"must be {length}")
-    require_range(draws, "token_ids", NOTHING_FOLLOWS, vocab_size - 1, f"must be in [-1, {vocab_size})")
+    lowest = NOTHING_FOLLOWS if shaped else 0
+    require_range(draws, "token_ids", lowest, vocab_size - 1, f"must be in [{lowest}, {vocab_size})")
     require_range(result.tail_masses, "tail_masses", 1 - P_TOLERANCE, 1 + P_TOLERANCE, "must be 1 without a support")
     return draws
 

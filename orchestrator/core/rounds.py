@@ -85,7 +85,7 @@ def observed(timed: Timed) -> Round:
     asked = asked_for(timed.drafts)
     sizes = [nodes for length, nodes in asked.values() if nodes > length]
     runs = [run for run in timed.runs if run.is_round]
-    judged = [run for run in runs if run.drafted]
+    judged = [run for run in runs if run.drafted and not run.is_stuck]
     kept = np.array([run.kinds.count(TokenKind.ACCEPTED) for run in judged], np.int64)
     return Round(
         seconds=timed.seconds,

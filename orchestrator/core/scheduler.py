@@ -282,7 +282,8 @@ class Scheduler:
         step_id = batch.step.step_id
         require(result.step_id == step_id, "step_id", result.step_id, f"must be {step_id}")
         answered = [row for row in batch.rows if row.wants_output]
-        verdicts = judge(answered, result, self.target.grant.vocab_size)
+        is_shaped = batch.step.sampling.shaping is not None
+        verdicts = judge(answered, result, self.target.grant.vocab_size, shaped=is_shaped)
         features = split_features(batch, verdicts, result, self.target.grant.feature_width)
         vocab_size = self.target.grant.vocab_size
         logprobs = split_logprobs(batch.rows, batch.step.logprobs, result.logprobs, vocab_size)
@@ -416,6 +417,7 @@ class Scheduler:
         is_stuck = tokens[-1] == NOTHING_FOLLOWS
         if is_stuck:
             tokens.pop()
+            reason = None
         request.append(tokens)
         row.cache.commit(request.tokens, min(row.end + len(path), request.length))
         if not row.is_round:
@@ -433,7 +435,7 @@ def _require_shapeable(params: Params, grant: Grant) -> None:
     shaping, vocab_size = params.shaping, grant.vocab_size
     asked = ", ".join(field.name for field in fields(NOTHING) if getattr(shaping, field.name) != field.default)
     require(grant.shapes_logits, asked, "given", f"target {grant.model_id} draws without logits; leave it out")
-    ids = [("logit_bias", token_id) for token_id, _ in shaping.biases]
+    ids = [("logit_bias", token_id) for token_id, _ in shaping.logit_bias]
     for name, token_id in ids + [("allowed_token_ids", token_id) for token_id in shaping.allowed_token_ids]:
         require(0 <= token_id < vocab_size, name, f"of token {token_id}", f"ids must be in [0, {vocab_size})")
     barred = shaping.banned_token_ids | (params.end_token_ids if shaping.min_tokens else frozenset())

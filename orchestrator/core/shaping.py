@@ -19,7 +19,7 @@ class Shaping:
     """What one request asks for; ranges are checked where it comes in.
 
     Attributes:
-        biases: token ids and what is added to their logits, -inf bans; ids distinct.
+        logit_bias: token ids and what is added to their logits, -inf bans; ids distinct.
         allowed_token_ids: empty allows all.
         min_tokens: tokens of the completion before one that ends it can come.
     """
@@ -27,14 +27,14 @@ class Shaping:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    biases: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     grammar: Grammar | None = None
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
-        return frozenset(token_id for token_id, bias in self.biases if bias == -np.inf)
+        return frozenset(token_id for token_id, bias in self.logit_bias if bias == -np.inf)
 
 
 NOTHING = Shaping()
@@ -48,7 +48,7 @@ def shaping_rows(places: Sequence[int], requests: Sequence[Request]) -> ShapingR
         requests: of these rows.
     """
     asked = [(request.params.shaping, request) for request in requests]
-    biases = [shaping.biases for shaping, _ in asked]
+    biases = [shaping.logit_bias for shaping, _ in asked]
     allowed = [shaping.allowed_token_ids for shaping, _ in asked]
     ends = [request.params.end_token_ids if shaping.min_tokens else () for shaping, request in asked]
     named = [shaping.grammar for shaping, _ in asked]

@@ -13,7 +13,7 @@ from orchestrator.core.chains import match_chains, ratio_chains
 from orchestrator.core.features import Features, count_of, split
 from orchestrator.core.logprobs import wanted_logprobs
 from orchestrator.core.pages import RowCache
-from orchestrator.core.proposals import EMPTY, Proposal, outputs_from, plain_draws
+from orchestrator.core.proposals import EMPTY, NOTHING_FOLLOWS, Proposal, outputs_from, plain_draws
 from orchestrator.core.requests import PROPOSE_BEHIND, Request
 from pilotfish.steps import (
     Bytes,
@@ -93,21 +93,31 @@ def target_step(
     )
 
 
-def judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int) -> list[Verdict]:
+def judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int, *, shaped: bool) -> list[Verdict]:
     """What stays of each row's proposal.
 
     Args:
         rows: that want outputs.
         result: the answer to them; not trusted.
         vocab_size: of the target.
+        shaped: a row of the step has something done to its logits.
 
     Raises:
         InvalidArgumentError: if the answer breaks the contract.
     """
+    verdicts = _judge(rows, result, vocab_size, shaped)
+    if shaped:
+        for row, verdict in zip(rows, verdicts, strict=True):
+            is_answer = verdict.token != NOTHING_FOLLOWS or row.request.params.is_shaped
+            require(is_answer, "token_ids", NOTHING_FOLLOWS, f"row of {row.request.id} asks nothing of its logits")
+    return verdicts
+
+
+def _judge(rows: Sequence[RowPlan], result: TargetResult, vocab_size: int, shaped: bool) -> list[Verdict]:
     proposals, requests = [row.proposal for row in rows], [row.request for row in rows]
     if all(map(_is_plain, rows)):
-        return match_chains(proposals, plain_draws(result, proposals, vocab_size))
-    outputs = outputs_from(result, proposals, vocab_size)
+        return match_chains(proposals, plain_draws(result, proposals, vocab_size, shaped=shaped))
+    outputs = outputs_from(result, proposals, vocab_size, shaped=shaped)
     if all(row.proposal.is_chain and row.request.params.rule is Rule.RATIO for row in rows):
         seeds, rounds = [request.params.seed for request in requests], [request.round_index for request in requests]
         return ratio_chains(proposals, outputs, seeds, rounds)

@@ -7,16 +7,20 @@ would choose match.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from deployment import Deployment
+from rows import Shape
 from scipy.stats import chi2
+from shaped import shaped_slowly
 from tiny_heads import FORMATS
 from tiny_models import load_reference, make_tiny_llama
 
@@ -184,6 +188,78 @@ def test_draws_follow_the_targets_law_with_trees_of_a_head(
     assert head.branching > 5 * TREE_DRAWS
     assert 0.1 < accepted / drafted < 0.9
     assert p_value(counts, laws[1.0, 0]) > 1e-4
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "penalties": {
+        "repetition_penalty": 1.6,
+        "frequency_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "logit_bias": {6: 1.5, 8: -100},
+    },
+    "mask": {"regex": "(w[1-6]){4,6}", "frequency_penalty": 1.0},
+}
+
+
+def shaped_law(model: object, name: str) -> dict[tuple[int, ...], float]:
+    """The joint law of the second and third token at temperature 1, token by token from the twin of the shaper."""
+    asked = SHAPES[name]
+    shape = Shape(
+        row=0,
+        prompt_length=len(PROMPT),
+        repetition=asked.get("repetition_penalty", 1.0),
+        presence=asked.get("presence_penalty", 0.0),
+        frequency=asked.get("frequency_penalty", 0.0),
+        biases={token: -math.inf if bias == -100 else bias for token, bias in asked.get("logit_bias", {}).items()},
+        allowed=range(5, 11) if name == "mask" else (),  # w1 to w6; w0 is 4
+    )
+
+    def law_after(prefix: tuple[int, ...]) -> np.ndarray:
+        history = [*PROMPT, *prefix]
+        with torch.inference_mode():
+            logits = model(torch.tensor([history])).logits[0, -1]  # type: ignore[operator]
+        return torch.tensor(shaped_slowly(logits.tolist(), history, shape)).double().softmax(-1).numpy()
+
+    law: Counter[tuple[int, ...]] = Counter()
+    first = law_after(())
+    for a in range(VOCAB):
+        if first[a]:
+            second = law_after((a,))
+            for b in range(VOCAB):
+                third = law_after((a, b)) if second[b] else np.zeros(VOCAB)
+                for c in range(VOCAB):
+                    law[b, c] += first[a] * second[b] * third[c]
+    return dict(law)
+
+
+@pytest.mark.parametrize("acceptance", ["match", "ratio", "block"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tree", ["off", "10"])
+def test_shaped_draws_follow_the_shaped_law(
+    shape: str, acceptance: str, tree: str, folder: Path, target: LoadedModel, draft: LoadedModel, head: Counted
+) -> None:
+    """Through chains of a near model, and trees of a random head."""
+    params = [
+        SamplingParams(
+            max_tokens=4,
+            temperature=1.0,
+            seed=seed,
+            acceptance=acceptance,
+            draft_length=3,
+            ignore_eos=shape != "mask",
+            **SHAPES[shape],
+        )
+        for seed in range(TREE_DRAWS)
+    ]
+    settings: dict[str, Any] = {"support_limit": 4, "max_rows": 48, "draft_tree": tree}
+    if tree != "off":
+        settings |= {"support_limit": 8, "features": ("final",)}
+    drafter = draft if tree == "off" else head
+    with Deployment(folder, target, (drafter,), **settings) as deployment:
+        counts, drafted, accepted = asyncio.run(draw(deployment.address, params))
+        deployment.check_pools()
+    assert 0.1 < accepted / drafted < 0.9
+    assert p_value(counts, shaped_law(load_reference(folder), shape)) > 1e-4
 
 
 def test_the_check_would_notice_another_law(

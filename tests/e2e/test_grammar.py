@@ -27,31 +27,27 @@ PROMPTS = [[40, 41, 40, 41, 40, 41, 40], [100, 7, 200, 100, 33]]
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 4},
-        "kind": {"enum": ["cat", "dog", "fish"]},
-        "tags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
-        "inner": {
-            "type": "object",
-            "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
-            "required": ["n"],
-        },
+        "name": {"type": "string", "maxLength": 3},
+        "kind": {"enum": ["cat", "dog"]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
     },
-    "required": ["name", "kind", "tags", "inner"],
+    "required": ["name", "kind", "tags"],
 }
 DATE = "(19|20)[0-9][0-9]-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9])"
-LISP = 'root ::= "(" [a-f] (" " (root | [a-f])){1,2} ")"'
+LISP = 'root ::= "(" [a-f] (" " (root | [a-f] | [a-f])){1,2} ")"'
+LESS_SPACE = {token: -12.0 for text in " \n\r" for token in byte_tokenizer().encode(text).ids}
+"""A model with random weights would fill its budget with white space."""
+LENGTH = 120
 Reads = Callable[[str], object]
 
 
 def read_schema(text: str) -> None:
     found = json.loads(text)
-    assert list(found) == ["name", "kind", "tags", "inner"]
-    assert len(found["name"]) <= 4
-    assert found["kind"] in ("cat", "dog", "fish")
-    assert 1 <= len(found["tags"]) <= 3
+    assert list(found) == ["name", "kind", "tags"]
+    assert len(found["name"]) <= 3
+    assert found["kind"] in ("cat", "dog")
+    assert 1 <= len(found["tags"]) <= 2
     assert all(isinstance(tag, bool) for tag in found["tags"])
-    assert list(found["inner"]) == ["n"]
-    assert 0 <= found["inner"]["n"] <= 99
 
 
 def read_lisp(text: str) -> None:
@@ -60,10 +56,10 @@ def read_lisp(text: str) -> None:
 
 
 GRAMMARS: dict[str, tuple[dict[str, Any], Reads]] = {
-    "schema": ({"json_schema": SCHEMA}, read_schema),
+    "schema": ({"json_schema": SCHEMA, "logit_bias": LESS_SPACE}, read_schema),
     "regex": ({"regex": DATE}, lambda text: re.fullmatch(DATE, text) or pytest.fail(text)),
     "ebnf": ({"ebnf": LISP}, read_lisp),
-    "penalised": ({"json_schema": SCHEMA, "repetition_penalty": 1.3, "logit_bias": {90: 5.0}}, read_schema),
+    "penalised": ({"json_schema": SCHEMA, "repetition_penalty": 1.3, "logit_bias": LESS_SPACE}, read_schema),
 }
 Texts = dict[tuple[str, float], list[tuple[int, ...]]]
 
@@ -82,13 +78,13 @@ def target(folder: Path) -> LoadedModel:
 def write(client: Client, name: str, **params: Any) -> list[Completion]:
     """What is complete keeps to its grammar; what max_tokens cut off could go on so."""
     fields, read = GRAMMARS[name]
-    found = [client.generate(prompt, SamplingParams(max_tokens=300, **fields, **params)) for prompt in PROMPTS]
+    found = [client.generate(prompt, SamplingParams(max_tokens=LENGTH, **fields, **params)) for prompt in PROMPTS]
     for completion in found:
         if completion.finish_reason == "stop":
             assert completion.token_ids[-1] == EOS_ID
             read(completion.text)
         else:
-            assert len(completion.token_ids) == 300
+            assert len(completion.token_ids) == LENGTH
             assert name != "regex"
     return found
 
@@ -167,7 +163,7 @@ def test_a_draft_that_is_the_target_keeps_all_its_tokens(name: str, folder: Path
 def test_sixteen_at_once_have_no_brace_too_many(folder: Path, target: LoadedModel) -> None:
     """Reported elsewhere: doubled braces, as matchers of rows were mixed up. Some of these share a seed."""
     near = load_model(folder, dtype="float32", layers=2)
-    fields = {"json_schema": SCHEMA, "max_tokens": 400, "temperature": 1.0}
+    fields = {**GRAMMARS["schema"][0], "max_tokens": LENGTH, "temperature": 1.0}
 
     def ask(index: int) -> Completion:
         seed = {"seed": index // 4} if index % 2 else {}
@@ -175,14 +171,14 @@ def test_sixteen_at_once_have_no_brace_too_many(folder: Path, target: LoadedMode
 
     with Deployment(folder, target, (near,), max_rows=16) as deployment, deployment.client() as client:
         with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(ask, range(32)))
+            found = list(pool.map(ask, range(24)))
         seeded = {}
         for index, completion in enumerate(found):
             if completion.finish_reason == "stop":
                 read_schema(completion.text)
             if index % 2:
                 assert seeded.setdefault(index // 4, completion.token_ids) == completion.token_ids
-        assert sum(completion.finish_reason == "stop" for completion in found) > 16
+        assert sum(completion.finish_reason == "stop" for completion in found) > 12
         deployment.check_pools()
 
 
@@ -192,7 +188,7 @@ def test_a_target_that_comes_back_takes_a_grammar_up_where_it_was(
     near = load_model(folder, dtype="float32", layers=2)
     with Deployment(folder, target, (near,)) as deployment, deployment.client() as client:
         for prompt, tokens in zip(PROMPTS, plain["schema", 0.0], strict=True):
-            stream = client.stream(prompt, SamplingParams(max_tokens=300, json_schema=SCHEMA))
+            stream = client.stream(prompt, SamplingParams(max_tokens=LENGTH, **GRAMMARS["schema"][0]))
             next(iter(stream))
             deployment.call(deployment.target.stop())
             deployment.call(deployment.start_target(deployment.target.address))
@@ -217,7 +213,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 def test_one_bad_grammar_fails_one_request_and_nobody_else(folder: Path, target: LoadedModel, plain: Texts) -> None:
     near = load_model(folder, dtype="float32", layers=2)
-    asked = SamplingParams(max_tokens=300, json_schema=SCHEMA)
+    asked = SamplingParams(max_tokens=LENGTH, **GRAMMARS["schema"][0])
     with (
         Deployment(folder, target, (near,)) as deployment,
         deployment.client() as client,
@@ -239,7 +235,7 @@ def test_a_request_that_leaves_itself_no_token_fails_alone(
     """Of the text "abc" the grammar lets nothing else follow, and c is banned."""
     (banned,) = byte_tokenizer().encode("c").ids
     asked = SamplingParams(regex="abc", banned_token_ids=[banned], temperature=1.0, acceptance=rule)
-    other = SamplingParams(max_tokens=300, json_schema=SCHEMA)
+    other = SamplingParams(max_tokens=LENGTH, **GRAMMARS["schema"][0])
     with (
         Deployment(folder, target, (target,)) as deployment,
         deployment.client() as client,

@@ -206,3 +206,23 @@ def test_a_head_that_knows_the_target_has_its_tokens_kept(tree: str, kept: float
                 usage = client.generate(prompt, params).usage
                 assert usage.accepted >= kept * usage.drafted
                 assert usage.drafted > 20
+
+
+def test_single_tokens_drafted_early_are_shaped_as_the_targets(tmp_path: Path) -> None:
+    """A row of an early step reads the token before its own from the slot that the row beside it fills."""
+    target = bigram_target(tmp_path / "target")
+    drafter = Recording(load(knowing_head(target, tmp_path / "head"), target))
+    shapes: list[dict[str, Any]] = [
+        {"frequency_penalty": 2.0, "presence_penalty": 1.0},
+        {"repetition_penalty": 1.5, "logit_bias": {60: 3.0, 70: -100}},
+    ]
+    with serving(target, drafter, features=("final",)) as deployment, deployment.client() as client:
+        for shape in shapes:
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(
+                    max_tokens=41, ignore_eos=True, temperature=temperature, seed=7, draft_length=1, **shape
+                )
+                usage = client.generate(PROMPTS[1], params).usage
+                assert usage.drafted > 15
+                assert usage.accepted == usage.drafted
+    assert drafter.most_rows == 2

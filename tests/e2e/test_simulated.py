@@ -13,7 +13,7 @@ from simulated import greedy, instant, model
 
 from draft_svc.drafters.simulated import SimulatedDrafter
 from orchestrator.core.acceptance import Rule
-from pilotfish import Completion, SamplingParams
+from pilotfish import Completion, FailedPreconditionError, InvalidArgumentError, SamplingParams
 from pilotfish.tokenizer_hash import tokenizer_hash
 from target_svc.simulated import SimulatedTarget
 
@@ -90,3 +90,13 @@ def test_a_stale_slot_ends_the_stream_and_the_row_is_prefilled_again(
         deployment.check_pools()
     assert list(stream.result.token_ids) == greedy(PROMPT, 200)
     assert any("as its token 3" in record.message for record in caplog.records)
+
+
+def test_what_needs_logits_is_refused_by_name(tiny_folder: Path) -> None:
+    with deploy(tiny_folder) as deployment:
+        with pytest.raises(InvalidArgumentError, match="frequency_penalty, logit_bias is given; target "):
+            ask(deployment, PROMPT, frequency_penalty=1.0, logit_bias={5: 1.0})
+        with deployment.client() as client, pytest.raises(FailedPreconditionError, match="follows no grammars"):
+            client.generate(PROMPT, SamplingParams(json_object=True))
+        assert ask(deployment, PROMPT, max_tokens=3).token_ids
+        deployment.check_pools()

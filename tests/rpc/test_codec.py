@@ -14,6 +14,8 @@ from pilotfish.steps import (
     Capabilities,
     DraftResult,
     DraftStep,
+    Grammar,
+    GrammarKind,
     Grant,
     Logprobs,
     ProposalKind,
@@ -44,7 +46,7 @@ SAMPLING = SamplingRows(
 )
 SHAPING = ShapingRows(
     ints(2), ints(2), floats(2), floats(2), floats(2), ints(2), ints(3), np.array([-np.inf, 1, 2], np.float32),
-    ints(2), ints(5), ints(2), ints(2), ints(4),
+    ints(2), ints(5), ints(2), ints(2), ints(4), (Grammar(GrammarKind.REGEX, "a|ü", (2, 7)),), ints(2),
 )  # fmt: skip
 SHAPED = replace(SAMPLING, shaping=SHAPING)
 SUPPORTS = Supports(ints(4), ints(9))

@@ -10,7 +10,15 @@ import pytest
 from scipy.stats import chisquare
 
 from orchestrator.core.acceptance import NoiseChance, Rule, TokenKind, Verdict, accept, block, ratio
-from orchestrator.core.proposals import EMPTY, Outputs, Proposal, outputs_from, proposals_from
+from orchestrator.core.proposals import (
+    EMPTY,
+    NOTHING_FOLLOWS,
+    Outputs,
+    Proposal,
+    outputs_from,
+    plain_draws,
+    proposals_from,
+)
 from pilotfish import noise
 from pilotfish.errors import InternalError, InvalidArgumentError
 from pilotfish.noise import Purpose, key, uniform_one
@@ -267,6 +275,35 @@ def test_a_rule_refuses_proposals_that_it_would_judge_wrongly() -> None:
     for rule in (Rule.RATIO, Rule.BLOCK):
         with pytest.raises(InternalError, match="does not judge deterministic proposals"):
             accept(rule, greedy, outputs(greedy, [8, 8], [1, 1], []), Scripted())
+
+
+def test_only_a_step_with_shaped_rows_has_outputs_that_nothing_follows() -> None:
+    answer = replace(ANSWER, token_ids=ints(5, -1, -1, 2, 8, -1))
+    chain, _, greedy = outputs_from(answer, PROPOSALS, VOCAB, shaped=True)
+    assert chain.tail_masses.tolist() == [0.5, 0.0, 1.0]
+    assert greedy.token_ids.tolist() == [8, NOTHING_FOLLOWS]
+    with pytest.raises(InvalidArgumentError, match=r"token_ids\[2\] is -1; must be at least 0"):
+        outputs_from(answer, PROPOSALS, VOCAB)
+    with pytest.raises(InvalidArgumentError, match=r"token_ids\[2\] is -1; must be at least 0"):
+        outputs_from(replace(answer, tail_masses=floats(0.5, 0, 0.99, 1, 1, 1)), PROPOSALS, VOCAB, shaped=True)
+    plain = TargetResult(1, ints(8, -1), floats(1, 1), floats(), 1)
+    assert plain_draws(plain, PROPOSALS[2:], VOCAB, shaped=True).tolist() == [8, -1]
+    with pytest.raises(InvalidArgumentError, match=r"token_ids\[1\] is -1"):
+        plain_draws(plain, PROPOSALS[2:], VOCAB)
+
+
+@pytest.mark.parametrize("rule", [ratio, block])
+def test_what_cannot_follow_a_node_leaves_the_node_its_own_chance(rule: Any) -> None:
+    """After the first token nothing may follow, as behind the end of a grammar: the second is never accepted, and the
+    first as often as p / q says, here always and a quarter of the time."""
+    proposal = parse(GOOD)[0]
+    for p, often in ((0.25, 1.0), (0.0625, 0.25)):
+        said = outputs(proposal, [5, -1, 6], [0.75 - p, 1, 1], [p, 0.25, 0, 0, 0])
+        paths = [rule(proposal, said, NoiseChance(seed, 0)).path for seed in range(4000)]
+        assert set(paths) <= {(), (0,)}
+        assert paths.count((0,)) / len(paths) == pytest.approx(often, abs=0.03)
+        verdicts = [rule(proposal, said, NoiseChance(seed, 0)) for seed in range(50)]
+        assert all((verdict.token == NOTHING_FOLLOWS) == (verdict.path == (0,)) for verdict in verdicts)
 
 
 def test_kinds_of_ratio_and_block() -> None:

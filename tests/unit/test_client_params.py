@@ -47,6 +47,7 @@ def test_every_field_of_the_contract_is_sent() -> None:
         banned_token_ids=(9,),
         allowed_token_ids=[1, 2],
         min_tokens=1,
+        regex="a|b",
     )
     message = pb.SamplingParams(
         max_tokens=1,
@@ -74,11 +75,29 @@ def test_every_field_of_the_contract_is_sent() -> None:
         banned_token_ids=[9],
         allowed_token_ids=[1, 2],
         min_tokens=1,
+        regex="a|b",
     )
     assert params.to_pb() == message
     assert {field.name for field in dataclasses.fields(SamplingParams)} == {
         field.name for field in pb.SamplingParams.DESCRIPTOR.fields
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"json_schema": {"type": "ö"}}, {"json_schema": '{"type": "ö"}'}),
+        ({"json_schema": "{}"}, {"json_schema": "{}"}),
+        ({"json_object": True}, {"json_object": True}),
+        ({"json_object": False, "ebnf": "root ::= 'a'"}, {"ebnf": "root ::= 'a'"}),
+        ({"structural_tag": {"a": 1}}, {"structural_tag": '{"a": 1}'}),
+        ({}, {}),
+    ],
+)
+def test_one_grammar_is_sent(given: dict[str, Any], sent: dict[str, Any]) -> None:
+    message, name = SamplingParams(**given).to_pb(), next(iter(sent), None)
+    assert message.WhichOneof("grammar") == name
+    assert name is None or getattr(message, name) == sent[name]
 
 
 def test_one_stop_text_needs_no_list() -> None:
@@ -131,6 +150,11 @@ def test_acceptance_rules_go_by_name(rule: Any) -> None:
         ("banned_token_ids", ["a"]),
         ("allowed_token_ids", 5),
         ("min_tokens", 0.5),
+        ("json_schema", 7),
+        ("json_schema", {"a": {1}}),
+        ("json_object", 1),
+        ("regex", True),
+        ("structural_tag", 0.5),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(field: str, value: Any) -> None:

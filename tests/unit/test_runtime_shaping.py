@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import Row, Shape, ints, shaping_rows, token_rows
+from shaped import shaped_slowly
 from torch import Tensor
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
@@ -27,25 +28,6 @@ from pilotfish.runtime.slots import path_to
 from pilotfish.steps import ShapingRows
 
 VOCAB = 12
-
-
-def twin(logits: Sequence[float], history: Sequence[int], shape: Shape) -> list[float]:
-    """The definition, word by word: one node's logits by id, and every token before the next one."""
-    shaped, completion = list(logits), history[shape.prompt_length :]
-    for token in range(len(shaped)):
-        if shape.allowed and token not in shape.allowed:
-            shaped[token] = -math.inf
-        shaped[token] += shape.biases.get(token, 0.0)
-        if len(completion) < shape.min_tokens and token in shape.ends:
-            shaped[token] = -math.inf
-        if token in history:
-            shaped[token] = shaped[token] / shape.repetition if shaped[token] > 0 else shaped[token] * shape.repetition
-        for each in completion:
-            if each == token:
-                shaped[token] -= shape.frequency
-        if token in completion:
-            shaped[token] -= shape.presence
-    return shaped
 
 
 def shaper(
@@ -88,7 +70,7 @@ def test_every_node_is_shaped_by_its_own_history(
     for node, path in enumerate(paths):
         # What a head does not know of has been nowhere, but counts.
         known = [-1 if ahead and not i else token for i, token in enumerate(cached)]
-        wanted = torch.tensor(twin(full[node].tolist(), known + path, shape))
+        wanted = torch.tensor(shaped_slowly(full[node].tolist(), known + path, shape))
         wanted = wanted if columns is None else wanted[columns]
         if bool((wanted == -torch.inf).all()):
             assert node in empty
