@@ -185,7 +185,7 @@ def _wire_value(name: str, value: Any) -> Any:
         return None if value is None else _RULES[value]
     if value is None and name not in _MAY_BE_NONE:
         raise TypeError(f"{name} may not be None")
-    if name == "draft_model" and not isinstance(value, str):
+    if isinstance(value, bytes):
         raise TypeError("protobuf would take bytes for a text")
     if isinstance(value, bool) is not (name in _TRUTHS):
         raise TypeError("a truth value is no number, and a number no truth value")

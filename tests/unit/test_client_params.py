@@ -154,6 +154,7 @@ def test_acceptance_rules_go_by_name(rule: Any) -> None:
         ("json_schema", {"a": {1}}),
         ("json_object", 1),
         ("regex", True),
+        ("ebnf", b"root"),
         ("structural_tag", 0.5),
     ],
 )

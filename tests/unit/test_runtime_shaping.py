@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ from transformers import (
 )
 
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.shaping import Shaper, read_history
 from pilotfish.runtime.slots import path_to
-from pilotfish.steps import ShapingRows
+from pilotfish.steps import Grammar, GrammarKind, ShapingRows
 
 VOCAB = 12
+NO_GRAMMARS = Grammars(Path("nowhere"), waits=True)
 
 
 def shaper(
@@ -35,7 +38,7 @@ def shaper(
 ) -> Shaper:
     rows = shape if isinstance(shape, ShapingRows) else shaping_rows(shape)
     lengths = np.array([len(history) - ahead for history in histories], np.int64)
-    return Shaper(rows, lengths, lambda row: ints(*histories[row][ahead:]), ahead=ahead, columns=columns)
+    return Shaper(rows, lengths, lambda row: ints(*histories[row][ahead:]), NO_GRAMMARS, ahead=ahead, columns=columns)
 
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=8)
@@ -103,7 +106,7 @@ def test_histories_are_read_once_and_only_for_penalties() -> None:
         return ints(3, 4)
 
     shapes = shaping_rows(Shape(0, frequency=1.0), Shape(1, min_tokens=9, ends=[2]), Shape(2, presence=1.0))
-    shape = Shaper(shapes, np.full(3, 2), note)
+    shape = Shaper(shapes, np.full(3, 2), note, NO_GRAMMARS)
     for _ in range(3):
         shape(torch.randn(3, VOCAB), np.array([0, 1, 0]), lambda node: [node])
     assert read == [0]
@@ -164,7 +167,11 @@ def test_the_path_to_a_token_follows_its_parents() -> None:
     assert path_to(trees, 1, 3) == [1, 2]
 
 
+GRAMMAR = Grammar(GrammarKind.REGEX, "a", (2,))
 FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("length of grammar_indices is 2; must equal the 0", {"grammar_indices": ints(0, 0)}),
+    ("length of grammar_indices is 0; must equal the 2", {"grammars": (GRAMMAR,)}),
+    (r"grammar_indices\[1\] is 1; must be in \[-1, 0\]", {"grammars": (GRAMMAR,), "grammar_indices": ints(-1, 1)}),
     ("rows is empty", {"rows": ints()}),
     (r"rows\[1\] is 2; must be in \[0, 2\)", {"rows": ints(0, 2)}),
     ("rows is not ascending", {"rows": ints(1, 0)}),
