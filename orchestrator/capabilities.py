@@ -10,6 +10,7 @@ from orchestrator.admission import (
     MAX_ALLOWED,
     MAX_BIASES,
     MAX_DRAFT_LENGTH,
+    MAX_GRAMMAR_BYTES,
     MAX_SAMPLES,
     MAX_STOPS,
     MAX_TIMEOUT_S,
@@ -19,7 +20,7 @@ from orchestrator.admission import (
 from orchestrator.core.acceptance import Rule
 from pilotfish.steps import Capabilities, Grant, ProposalKind
 
-LOGITS, LOGPROBS, DRAFT, TEMPLATE = "logits", "logprobs", "draft", "template"
+LOGITS, LOGPROBS, DRAFT, TEMPLATE, GRAMMARS = "logits", "logprobs", "draft", "template", "grammars"
 """What a field may need."""
 
 
@@ -45,6 +46,8 @@ class Drafter:
 
 
 _UNIT, _TRUTH, _IDS = "[0, 1]", "true or false", "token ids below {vocab_size}"
+_ALONE = "one grammar at most, without ignore_eos or min_tokens"
+_GRAMMAR = f"at most {MAX_GRAMMAR_BYTES} bytes; {_ALONE}"
 _TOP = f"[0, {MAX_TOP_LOGPROBS}]"
 
 _FIELDS: tuple[tuple[str, str, str, str], ...] = (
@@ -81,6 +84,11 @@ _FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("banned_token_ids", f"at most {MAX_BIASES} {_IDS}", "none", LOGITS),
     ("allowed_token_ids", f"at most {MAX_ALLOWED} {_IDS}", "all", LOGITS),
     ("min_tokens", "[0, max_tokens]", "0", LOGITS),
+    ("json_schema", f"a JSON schema, {_GRAMMAR}", "none", GRAMMARS),
+    ("json_object", f"true or false, {_ALONE}", "false", GRAMMARS),
+    ("regex", f"a regular expression, {_GRAMMAR}", "none", GRAMMARS),
+    ("ebnf", f"rules in GBNF, {_GRAMMAR}", "none", GRAMMARS),
+    ("structural_tag", f"a structural tag of xgrammar, {_GRAMMAR}", "none", GRAMMARS),
 )
 
 
@@ -121,7 +129,7 @@ def offer(
         "is_adaptive": str(adaptive).lower(),
         "drafts": names or "none",
     }
-    missing = _missing(target, drafters, has_chat_template)
+    missing = _missing(target, drafters, has_chat_template, can_end=bool(defaults.end_token_ids))
     fields = [
         Field(name, allowed.format(**values), default.format(**values), missing.get(need, missing.get("", "")))
         for name, allowed, default, need in _FIELDS
@@ -146,7 +154,9 @@ def _rules(capabilities: Capabilities) -> tuple[Rule, ...]:
     return (Rule.MATCH,) * bool(deterministic) + (Rule.RATIO, Rule.BLOCK) * sampled
 
 
-def _missing(target: Grant | None, drafters: Sequence[Drafter], has_chat_template: bool) -> dict[str, str]:
+def _missing(
+    target: Grant | None, drafters: Sequence[Drafter], has_chat_template: bool, *, can_end: bool
+) -> dict[str, str]:
     """Why what needs something is not honoured, by need; the empty need is that of every field."""
     if target is None:
         return {"": "no target has answered yet"}
@@ -154,6 +164,8 @@ def _missing(target: Grant | None, drafters: Sequence[Drafter], has_chat_templat
         need: why
         for need, is_missing, why in (
             (LOGITS, not target.shapes_logits, f"target {target.model_id} draws without logits"),
+            (GRAMMARS, not target.shapes_logits, f"target {target.model_id} draws without logits"),
+            (GRAMMARS, not can_end, "this model has no end token, so that no grammar could end"),
             (LOGPROBS, not target.gives_logprobs, f"target {target.model_id} gives none"),
             (DRAFT, not drafters, "no draft replica answers: requests go without"),
             (TEMPLATE, not has_chat_template, "this model has no chat template"),
