@@ -21,20 +21,32 @@ from orchestrator.http.completions import complete
 from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.keys import Keys
 from orchestrator.http.limits import Limits
+from orchestrator.http.playground import playground
 from orchestrator.http.responses import create
 from orchestrator.http.tokens import detokenize, tokenize
 from pilotfish.errors import PilotfishError, UnavailableError
 
 
-def make_app(generation: Generation, keys: Sequence[str], max_body_bytes: int, max_requests: int) -> ASGIApp:
+def make_app(
+    generation: Generation, keys: Sequence[str], max_body_bytes: int, max_requests: int, has_playground: bool = True
+) -> ASGIApp:
     """The application, behind keys and limits.
 
     Args:
         generation: serves the requests.
         keys: of the clients; without any, everybody may ask.
         max_body_bytes, max_requests: see ``Limits``.
+        has_playground: whether the playground is at /.
     """
-    app: ASGIApp = Limits(_routes(generation), max_body_bytes, max_requests)
+    routes = _routes(generation)
+    if has_playground:
+        page = playground()
+
+        @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+        async def root() -> Response:
+            return page
+
+    app: ASGIApp = Limits(routes, max_body_bytes, max_requests)
     return Keys(app, keys) if keys else app
 
 
@@ -124,6 +136,10 @@ def _model(generation: Generation, created: int) -> dict[str, Any]:
         "root": info.model,
         "parent": None,
         "max_model_len": info.max_len,
+        "speculation": {
+            "draft_length": "auto" if info.adaptive_draft_length else info.draft_length,
+            "drafters": [{"model": each.model, "scheme": each.scheme} for each in generation.offer().drafters],
+        },
     }
 
 

@@ -45,7 +45,8 @@ class Gateway:
     def start(self, generation: Generation) -> None:
         """Starts to answer."""
         settings = self._settings
-        app = make_app(generation, self._keys, settings.http_max_body_bytes, settings.http_max_requests)
+        limits = settings.http_max_body_bytes, settings.http_max_requests
+        app = make_app(generation, self._keys, *limits, settings.http_playground)
         config = uvicorn.Config(
             app,
             http="h11",

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orchestrator.http.errors import ApiError
 from pilotfish.errors import InvalidArgumentError
 
-OPEN_PATHS = frozenset({"/health"})
-"""Served without a key: a load balancer has none."""
+OPEN_PATHS = frozenset({"/", "/health"})
+"""Served without a key: a load balancer has none, and the playground asks for it."""
 
 
 def read_keys(given: Iterable[str], file: Path | None) -> list[str]:

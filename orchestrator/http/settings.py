@@ -36,3 +36,7 @@ class HttpSettings(Settings):
 
     http_max_requests: int = Field(1024, ge=1)
     """HTTP requests that are answered at the same time; more are refused with 429."""
+
+    http_playground: bool = True
+    """Serve a page at / to try the model in, that shows what speculation does. It needs no key itself; it asks for one
+    where there are some."""
