@@ -26,6 +26,15 @@ class LeftToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
+class Left(NamedTuple):
+    """Tokens that leave together, as ``LeftToken`` in columns; no logprobs where none were asked for."""
+
+    token_ids: tuple[int, ...]
+    kinds: tuple[TokenKind, ...]
+    texts: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A token, and which part of the completion's text depends on it.
@@ -67,31 +76,48 @@ class Leaving:
     def is_stopped(self) -> bool:
         return self._scanner.is_stopped
 
-    def take(self, run: Run) -> tuple[list[LeftToken], int]:
+    def take(self, run: Run) -> tuple[Left, int]:
         """Takes what a round added.
 
         Returns:
             the tokens that leave, maybe of rounds before, and how many of the run were taken: all, but for those
             after the one that completes a stop text.
         """
+        if not self._may_wait:
+            return Left(run.token_ids, run.kinds, tuple(self._texts(run)), run.logprobs), len(run.token_ids)
+        left, taken = self._take(run)
+        return Left(
+            token_ids=tuple([token.id for token in left]),
+            kinds=tuple([token.kind for token in left]),
+            texts=tuple([token.text for token in left]),
+            logprobs=tuple([token.logprobs for token in left if token.logprobs is not None]),
+        ), taken
+
+    def _texts(self, run: Run) -> list[str]:
+        """The text of each token, where none waits."""
+        push = self._detokenizer.push
+        if run.reason is FinishReason.STOP:
+            texts = [*map(push, run.token_ids[:-1]), ""]  # the end token has none
+        else:
+            texts = list(map(push, run.token_ids))
+        if run.reason is not None:
+            texts[-1] += self._detokenizer.finish()
+        return texts
+
+    def _take(self, run: Run) -> tuple[list[LeftToken], int]:
+        """``take``, one token after the other."""
         logprobs: Sequence[TokenLogprobs | None] = run.logprobs or [None] * len(run.token_ids)
         last = len(run.token_ids) if run.reason is FinishReason.STOP else 0
         left: list[LeftToken] = []
         each = zip(run.token_ids, run.kinds, logprobs, strict=True)
         for count, (token_id, kind, logprob) in enumerate(each, start=1):
             text = "" if count == last else self._detokenizer.push(token_id)
-            if not self._may_wait:
-                left.append(LeftToken(token_id, kind, text, logprob))
-                continue
             self._wait(LeftToken(token_id, kind, text, logprob), has_text=count != last)
             left += self._settled()
             if self.is_stopped:
                 return left, count
         if run.reason is not None:
-            if self._may_wait:
-                left += self._finish()
-            elif rest := self._detokenizer.finish():
-                left[-1] = left[-1]._replace(text=left[-1].text + rest)
+            left += self._finish()
         return left, len(run.token_ids)
 
     @property

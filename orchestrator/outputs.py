@@ -89,12 +89,12 @@ class Events:
         """Adds an event, or the error that ended a sample."""
         if self._watcher is not None:
             self._watcher.saw(event)
-        if self._held is not None and isinstance(event, Piece | Finished):
+        if self._held is None:
+            self._queue.put_nowait(event)
+        elif isinstance(event, Piece | Finished):
             self._held.append(event)
-            return
-        self._queue.put_nowait(event)
-        if isinstance(event, Prompt):
-            for each in self._held or ():
+        else:
+            for each in (event, *self._held):
                 self._queue.put_nowait(each)
             self._held = None
 
@@ -154,15 +154,15 @@ class Output:
         drafted = self._meter.add(run, taken, times, time.perf_counter())
         self._events.put(
             Piece(
-                token_texts=tuple([token.text for token in left]),
-                token_ids=tuple([token.id for token in left]),
-                kinds=tuple([token.kind for token in left]),
+                token_texts=left.texts,
+                token_ids=left.token_ids,
+                kinds=left.kinds,
                 drafted=drafted,
                 accepted=run.kinds[:taken].count(TokenKind.ACCEPTED),
                 times=times,
                 index=self._index,
                 judged=run.judged and run.judged._replace(path=run.judged.path[:taken]),
-                logprobs=tuple([token.logprobs for token in left if token.logprobs is not None]),
+                logprobs=left.logprobs,
             )
         )
         self._meter.completion_tokens -= self._leaving.dropped

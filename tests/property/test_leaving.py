@@ -36,6 +36,12 @@ def runs(lengths: list[int], reason: FinishReason) -> list[Run]:
     return made
 
 
+def take(leaving: Leaving, run: Run) -> tuple[list[LeftToken], int]:
+    left, taken = leaving.take(run)
+    rows = zip(left.token_ids, left.kinds, left.texts, left.logprobs, strict=True)
+    return [LeftToken(*row) for row in rows], taken
+
+
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     """The text's tokens: its bytes, cut at some places."""
     bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
@@ -72,7 +78,7 @@ def test_ids_end_where_the_text_does(
     left: list[LeftToken] = []
     taken = 0
     for run in runs(lengths, reason):
-        some, count = leaving.take(run)
+        some, count = take(leaving, run)
         left += some
         taken += count
         assert text.startswith("".join(token.text for token in left))
@@ -93,7 +99,7 @@ def test_ids_end_where_the_text_does(
 def test_tokens_wait_only_as_long_as_their_text_could_belong_to_a_stop_text() -> None:
     pieces = dict(enumerate([b" ha", b" ha", b" he", b" ha", b" ha", b" ha"]))
     leaving = Leaving(Detokenizer(TOKENIZER, {END}, pieces), (" ha ha ha",))
-    left = [[token.id for token in leaving.take(run)[0]] for run in runs([1] * 6, FinishReason.LENGTH)]
+    left = [[token.id for token in take(leaving, run)[0]] for run in runs([1] * 6, FinishReason.LENGTH)]
     assert left == [[], [], [0, 1, 2], [], [], []]
     assert leaving.is_stopped
     assert leaving.dropped == 3
@@ -101,7 +107,7 @@ def test_tokens_wait_only_as_long_as_their_text_could_belong_to_a_stop_text() ->
 
 def test_an_end_token_leaves_behind_what_waited_for_it() -> None:
     leaving = Leaving(Detokenizer(TOKENIZER, {END}, {0: b"a", 1: b" ha"}), (" ha ha",))
-    left, taken = leaving.take(runs([2], FinishReason.STOP)[0])
+    left, taken = take(leaving, runs([2], FinishReason.STOP)[0])
     assert [(token.id, token.text) for token in left] == [(0, "a"), (1, " ha"), (END, "")]
     assert taken == 3
     assert not leaving.is_stopped
@@ -110,13 +116,13 @@ def test_an_end_token_leaves_behind_what_waited_for_it() -> None:
 def test_half_a_character_at_the_end_comes_with_its_token() -> None:
     for stops in ((), ("x",)):
         leaving = Leaving(Detokenizer(TOKENIZER, {END}, {0: b"a", 1: b"\xc3"}), stops)
-        left, _ = leaving.take(runs([2], FinishReason.LENGTH)[0])
+        left, _ = take(leaving, runs([2], FinishReason.LENGTH)[0])
         assert [(token.id, token.text) for token in left] == [(0, "a"), (1, "�")]
 
 
 def test_before_min_tokens_a_stop_text_is_text() -> None:
     pieces = dict(enumerate([b"x", b"x", b"a", b"x"]))
     leaving = Leaving(Detokenizer(TOKENIZER, {END}, pieces), ("x",), min_tokens=2)
-    left, taken = leaving.take(runs([4], FinishReason.LENGTH)[0])
+    left, taken = take(leaving, runs([4], FinishReason.LENGTH)[0])
     assert "".join(token.text for token in left) == "xxa"
     assert (taken, leaving.is_stopped) == (4, True)
