@@ -896,3 +896,17 @@ def test_a_target_that_is_away_is_503(tiny_folder: Path, tiny_target: LoadedMode
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) > 0
             assert "the target has been away" in error(answer)["message"]
+
+
+def test_a_server_that_stops_tells_those_who_still_read(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 480, "ignore_eos": True, "stream": True}
+    with httpx2.Client(timeout=60) as http:
+        with Deployment(tiny_folder, tiny_target, http="127.0.0.1:0") as deployment:
+            assert http.get(f"{url(deployment)}/health").status_code == 200  # leaves an idle connection behind
+            request = http.build_request("POST", f"{url(deployment)}/v1/completions", json=body)
+            answer = http.send(request, stream=True)
+            lines = answer.iter_lines()
+            next(lines)
+        rest = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+        answer.close()
+    assert rest[-1]["error"]["message"] == "the server is shutting down"
