@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestrator.http.bodies import ResponseFormat, StructuredOutputs, TextFormat
 
-_OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
+# White space between JSON's signs is no text that a model should lose itself in.
+_JSON = {"type": "json_schema", "max_whitespace_cnt": 1}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def form_of(format: ResponseFormat | TextFormat | None, outputs: StructuredOutpu
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
-        return Form({"json_object": True}, field, _OBJECT)
+        return Form({"json_object": True}, field, _JSON | {"json_schema": {"type": "object"}})
     if isinstance(format, TextFormat):
         return _schema(format.schema_ or {}, f"{field}.schema")
     assert format.json_schema is not None
@@ -75,4 +76,4 @@ def _structured(outputs: StructuredOutputs) -> Form:
 
 def _schema(schema: Mapping[str, Any], field: str) -> Form:
     # In ASCII: what a client writes may be no text in Unicode.
-    return Form({"json_schema": json.dumps(schema)}, field, {"type": "json_schema", "json_schema": schema})
+    return Form({"json_schema": json.dumps(schema)}, field, _JSON | {"json_schema": schema})

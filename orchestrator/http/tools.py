@@ -112,7 +112,7 @@ class Writing:
             {
                 "type": "tag",
                 "begin": f'{self.opening}{{"name": {json.dumps(function.name)}, "{self.argument_name}": ',
-                "content": {"type": "json_schema", "json_schema": function.parameters},
+                "content": {"type": "json_schema", "json_schema": function.parameters, "max_whitespace_cnt": 1},
                 "end": "}" + self.closing,
             }
             for function in functions

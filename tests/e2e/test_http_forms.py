@@ -1,0 +1,301 @@
+"""Forms of the text and calls of tools over HTTP: random models that could write anything write just what they must."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from deployment import Deployment
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel
+from tiny_models import make_tiny_llama
+
+from pilotfish.runtime.loading import LoadedModel, load_model
+
+MODEL = "tools"
+CHAT: list[Any] = [{"role": "user", "content": "what is the weather?"}]
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\ntools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls %}CALL {{ call.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Ulm", "Oslo"]},
+        "days": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "maxProperties": 0}}},
+]
+
+
+def make_deployment(folder: Path, template: str) -> Deployment:
+    """A random model that takes tools, and a draft that is most of it."""
+    make_tiny_llama(folder, layers=4, seed=1, max_position_embeddings=2048)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    target: LoadedModel = load_model(folder, dtype="float32", name=MODEL)
+    draft = load_model(folder, dtype="float32", layers=3, name="draft")
+    return Deployment(folder, target, (draft,), pages=1024, http="127.0.0.1:0")
+
+
+@pytest.fixture(scope="module", params=["hermes", "bare"])
+def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    template = TEMPLATE.replace("CALL", "<tool_call>") if request.param == "hermes" else TEMPLATE
+    with make_deployment(tmp_path_factory.mktemp("tools"), template) as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url(deployment)}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def url(deployment: Deployment) -> str:
+    assert deployment.orchestrator.gateway is not None
+    return f"http://{deployment.orchestrator.gateway.address}"
+
+
+def fits(text: str) -> bool:
+    """Whether a text follows SCHEMA."""
+    found = json.loads(text)
+    return (
+        found.keys() == {"city", "days"}
+        and found["city"] in ("Ulm", "Oslo")
+        and len(found["days"]) <= 3
+        and set(found["days"]) <= {1, 2}
+    )
+
+
+# Forms
+
+
+def test_a_json_schema_is_followed_in_all_endpoints(client: openai.OpenAI) -> None:
+    class Forecast(BaseModel):
+        city: str
+        days: list[int]
+
+    chat_format: Any = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA, "strict": True}}
+    for seed in range(3):
+        settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "response_format": chat_format, "seed": seed}
+        whole = client.chat.completions.create(**settings)
+        assert whole.choices[0].finish_reason == "stop"
+        assert fits(whole.choices[0].message.content or "")
+        Forecast.model_validate_json(whole.choices[0].message.content or "")
+        stream = client.chat.completions.create(**settings, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == whole.choices[0].message.content
+    completion = client.completions.create(
+        model=MODEL, prompt="x", max_tokens=200, extra_body={"response_format": chat_format}
+    )
+    assert fits(completion.choices[0].text)
+    response_format: Any = {"format": {"type": "json_schema", "name": "forecast", "schema": SCHEMA}}
+    response = client.responses.create(model=MODEL, input="what is the weather?", text=response_format)
+    assert response.status == "completed"
+    assert fits(response.output_text)
+
+
+def test_openais_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
+    class Answer(BaseModel):
+        sunny: bool
+        numbers: list[bool]
+
+    found = client.chat.completions.parse(model=MODEL, messages=CHAT, response_format=Answer, seed=1, max_tokens=400)
+    assert isinstance(found.choices[0].message.parsed, Answer)
+    parsed = client.responses.parse(model=MODEL, input="x", text_format=Answer, max_output_tokens=400)
+    assert isinstance(parsed.output_parsed, Answer)
+
+
+def test_every_other_form_is_followed(client: openai.OpenAI) -> None:
+    forms: list[tuple[dict[str, Any], str]] = [
+        ({"regex": "[ab]{3}-[0-9]+"}, r"[ab]{3}-[0-9]+"),
+        ({"choice": ["yes", "no", 'say "no"\n']}, r'yes|no|say "no"\n'),
+        ({"grammar": 'root ::= "a" root | "b"'}, r"a*b"),
+        ({"json": json.dumps({"type": "boolean"})}, r"true|false"),
+    ]
+    for form, pattern in forms:
+        for seed in range(3):
+            extra = {"structured_outputs": form}
+            found = client.completions.create(model=MODEL, prompt="x", max_tokens=60, seed=seed, extra_body=extra)
+            choice = found.choices[0]
+            if choice.finish_reason == "stop":
+                assert re.fullmatch(pattern, choice.text), (form, choice.text)
+            else:
+                assert "regex" in form or "grammar" in form  # they may go on for ever
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "seed": 3, "max_tokens": 300}
+    found_chat = client.chat.completions.create(**settings, response_format={"type": "json_object"})
+    text = found_chat.choices[0].message.content or ""
+    assert text.startswith("{")
+    if found_chat.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "root ::= nowhere"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_form_that_is_none_fails_its_own_request_by_name(
+    deployment: Deployment, fields: dict[str, Any], param: str
+) -> None:
+    with httpx2.Client(base_url=url(deployment), timeout=60) as http:
+        for streams in (False, True):
+            body = {"model": MODEL, "prompt": "x", "max_tokens": 4, "stream": streams}
+            answer = http.post("/v1/completions", json=body | fields)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == param, error
+            print(error)
+        assert http.post("/v1/completions", json=body | {"stream": False}).status_code == 200
+
+
+def test_sixteen_at_once_all_write_json(deployment: Deployment) -> None:
+    async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA}}
+        settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "response_format": form, "seed": seed}
+        stream = await client.chat.completions.create(**settings, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url(deployment)}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, seed) for seed in range(16)))
+
+    texts = asyncio.run(ask_all())
+    assert all(map(fits, texts))
+    assert len(set(texts)) > 4
+
+
+# Tools
+
+
+def test_the_model_is_told_of_tools_and_calls(deployment: Deployment) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
+    messages = [
+        *CHAT,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    with httpx2.Client(base_url=url(deployment), timeout=60) as http:
+        ids = http.post("/tokenize", json={"messages": messages, "tools": TOOLS}).json()["tokens"]
+        text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert '"name": "weather", "description": "Tells it."' in text
+    assert '{"name": "weather", "arguments": {"city": "Ulm"}}' in text
+    assert "<|im_start|>tool\n42<|im_end|>" in text
+
+
+@pytest.mark.parametrize("choice", ["required", "weather"])
+def test_a_call_that_must_come_comes_and_streams(client: openai.OpenAI, choice: str) -> None:
+    named: Any = choice if choice == "required" else {"type": "function", "function": {"name": choice}}
+    names = set()
+    for seed in range(4):
+        settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "tool_choice": named}
+        settings |= {"seed": seed, "parallel_tool_calls": False, "max_tokens": 300}
+        whole = client.chat.completions.create(**settings)
+        ChatCompletion.model_validate(whole.model_dump())
+        message = whole.choices[0].message
+        assert message.content is None
+        assert whole.choices[0].finish_reason == "tool_calls"
+        [call] = message.tool_calls or []
+        assert call.type == "function"
+        assert fits(call.function.arguments) if call.function.name == "weather" else call.function.arguments == "{}"
+        names.add(call.function.name)
+        with client.chat.completions.stream(**settings) as stream:  # the client puts the pieces together
+            stream.until_done()
+            again = stream.get_final_completion().choices[0]
+        assert again.finish_reason == "tool_calls"
+        [streamed] = again.message.tool_calls or []
+        assert streamed.function.name == call.function.name
+        assert streamed.function.arguments == call.function.arguments
+    assert names <= ({"weather", "stop"} if choice == "required" else {"weather"})
+
+
+def test_arguments_stream_in_pieces(client: openai.OpenAI) -> None:
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    stream = client.chat.completions.create(
+        model=MODEL, messages=CHAT, tools=TOOLS, tool_choice=choice, stream=True, seed=2, max_tokens=300
+    )
+    calls = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+    assert calls[0].id
+    assert calls[0].function is not None
+    assert (calls[0].function.name, calls[0].function.arguments) == ("weather", "")
+    assert len(calls) > 2
+    assert fits("".join(call.function.arguments or "" for call in calls if call.function))
+
+
+def test_calls_where_the_model_is_free_are_told_from_text(client: openai.OpenAI, deployment: Deployment) -> None:
+    hermes = "<tool_call>" in deployment.orchestrator._tokenizer.template_source(True)
+    call = '{"name": "stop", "arguments": {}}'
+    written = f"Well.\n<tool_call>\n{call}\n</tool_call>" if hermes else call
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "max_tokens": 200}
+    extra = {"structured_outputs": {"choice": [written]}}  # has the model write it
+    with pytest.raises(openai.BadRequestError) as refused:  # a form beside tools means the text that is no call
+        client.chat.completions.create(**settings, extra_body={"structured_outputs": {"structural_tag": "{}"}})
+    assert refused.value.param == "structured_outputs.structural_tag"
+    message = client.chat.completions.create(**settings, extra_body=extra).choices[0]
+    if message.finish_reason == "tool_calls":
+        [found] = message.message.tool_calls or []
+        assert found.type == "function"
+        assert found.function.name in ("stop", "weather")
+    else:
+        assert message.finish_reason == "length"
+
+
+def test_a_strict_tool_is_called_rightly_or_not_at_all(client: openai.OpenAI) -> None:
+    strict: list[Any] = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+    for seed in range(3):
+        found = client.chat.completions.create(
+            model=MODEL, messages=CHAT, tools=strict, seed=seed, max_tokens=60
+        ).choices[0]
+        assert all(fits(call.function.arguments) for call in found.message.tool_calls or () if call.type == "function")
+
+
+def test_tools_and_a_form_give_either(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA}}
+    for seed in range(4):
+        found = client.chat.completions.create(
+            model=MODEL, messages=CHAT, tools=TOOLS, response_format=form, seed=seed, max_tokens=300
+        ).choices[0]
+        if found.finish_reason == "stop":
+            assert fits(found.message.content or "")
+        elif found.finish_reason == "tool_calls":
+            assert found.message.tool_calls
+
+
+def test_responses_call_tools_in_items(client: openai.OpenAI) -> None:
+    tools: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+    settings: dict[str, Any] = {"model": MODEL, "input": "what is the weather?", "tools": tools}
+    settings |= {"tool_choice": {"type": "function", "name": "weather"}, "max_output_tokens": 300}
+    settings["extra_body"] = {"seed": 5}
+    whole = client.responses.create(**settings)
+    openai.types.responses.Response.model_validate(whole.model_dump())
+    [call] = whole.output
+    assert call.type == "function_call"
+    assert fits(call.arguments)
+    with client.responses.stream(**settings) as stream:
+        kinds = [event.type for event in stream]
+        [again] = stream.get_final_response().output
+    assert again.type == "function_call"
+    assert (again.name, again.arguments) == ("weather", call.arguments)
+    assert kinds.count("response.function_call_arguments.delta") > 1
+    assert kinds[-3:] == ["response.function_call_arguments.done", "response.output_item.done", "response.completed"]
