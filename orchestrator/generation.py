@@ -22,7 +22,7 @@ from orchestrator.loop import Loop
 from orchestrator.metrics import Metrics
 from orchestrator.outputs import Event, Events, Finished, Output, Prompt
 from orchestrator.tokenizer import Tokenizer
-from pilotfish.errors import DeadlineExceededError, NotFoundError, PilotfishError
+from pilotfish.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, PilotfishError
 from pilotfish.steps import Grammar
 
 
@@ -225,7 +225,10 @@ class Generation:
         return Answer(self._loop, info.model, requests, events, timeout_s, queue)
 
     async def _queue_with(self, grammar: Grammar, submit: Callable[[], None]) -> None:
-        await self._compile_grammar(grammar)
+        try:
+            await self._compile_grammar(grammar)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(str(error), grammar.kind.name.lower()) from error
         submit()
 
     def _submit(

@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.http.bodies import ResponseFormat, StructuredOutputs, TextFormat
 
-# White space between JSON's signs is no text that a model should lose itself in.
-_JSON = {"type": "json_schema", "max_whitespace_cnt": 1}
+_JSON = {"type": "json_schema", "max_whitespace_cnt": 40}  # as of a schema by itself; see pilotfish/runtime/grammar.py
+_ANY = _JSON | {"json_schema": {"type": "object"}}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def form_of(format: ResponseFormat | TextFormat | None, outputs: StructuredOutpu
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
-        return Form({"json_object": True}, field, _JSON | {"json_schema": {"type": "object"}})
+        return Form({"json_object": True}, field, _ANY)
     if isinstance(format, TextFormat):
         return _schema(format.schema_ or {}, f"{field}.schema")
     assert format.json_schema is not None
@@ -71,7 +71,7 @@ def _structured(outputs: StructuredOutputs) -> Form:
         return tag({"type": "or", "elements": choices}, f"{field}.choice")
     if outputs.structural_tag is not None:
         return Form({"structural_tag": outputs.structural_tag}, f"{field}.structural_tag", {})
-    return Form({"json_object": True}, f"{field}.json_object", _OBJECT)
+    return Form({"json_object": True}, f"{field}.json_object", _ANY)
 
 
 def _schema(schema: Mapping[str, Any], field: str) -> Form:

@@ -9,7 +9,6 @@ from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
 from orchestrator.generation import Ask
 from orchestrator.http.bodies import Classic, Sampling
-from orchestrator.http.errors import invalid
 from orchestrator.http.forms import Form
 from pilotfish.errors import InvalidArgumentError
 
@@ -19,34 +18,26 @@ DEFAULT_TEMPERATURE = 1.0
 
 def asked(body: Sampling, max_tokens: int, form: Form | None, **others: Any) -> Asked:
     """How to sample, as the body says."""
-    values: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
-        "seed": body.seed,
-        "top_k": 0 if body.top_k == -1 else body.top_k,
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-        "min_tokens": body.min_tokens,
-        "ignore_eos": bool(body.ignore_eos),
-        "stop_token_ids": tuple(body.stop_token_ids or ()),
-        "banned_token_ids": tuple(body.banned_token_ids or ()),
-        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
-        "acceptance": None if body.acceptance is None else Rule[body.acceptance.upper()],
-        "draft_length": None if body.draft_length == "auto" else body.draft_length,
-        "adaptive_draft_length": body.draft_length == "auto",
-        "draft_model": body.draft_model or "",
+    return Asked(
+        max_tokens=max_tokens,
+        temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        seed=body.seed,
+        top_k=0 if body.top_k == -1 else body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        min_tokens=body.min_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        banned_token_ids=tuple(body.banned_token_ids or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        acceptance=None if body.acceptance is None else Rule[body.acceptance.upper()],
+        draft_length=None if body.draft_length == "auto" else body.draft_length,
+        adaptive_draft_length=body.draft_length == "auto",
+        draft_model=body.draft_model or "",
         **(form.asked if form is not None else {}),
         **others,
-    }
-    known = {}
-    for name, value in values.items():
-        if name in Asked.__dataclass_fields__:
-            known[name] = value
-        elif value not in (None, (), {}):
-            field = form.field if form is not None and name in form.asked else name
-            raise invalid(field, f"{field} is not supported yet", "unsupported_parameter")
-    return Asked(**known)
+    )
 
 
 def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], form: Form | None, **others: Any) -> Asked:

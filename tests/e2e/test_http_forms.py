@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import openai
@@ -112,7 +112,7 @@ def test_a_json_schema_is_followed_in_all_endpoints(client: openai.OpenAI) -> No
 def test_openais_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
     class Answer(BaseModel):
         sunny: bool
-        numbers: list[bool]
+        city: Literal["Ulm", "Oslo"]
 
     found = client.chat.completions.parse(model=MODEL, messages=CHAT, response_format=Answer, seed=1, max_tokens=400)
     assert isinstance(found.choices[0].message.parsed, Answer)
@@ -166,7 +166,6 @@ def test_a_form_that_is_none_fails_its_own_request_by_name(
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
             assert error["param"] == param, error
-            print(error)
         assert http.post("/v1/completions", json=body | {"stream": False}).status_code == 200
 
 
@@ -244,21 +243,29 @@ def test_arguments_stream_in_pieces(client: openai.OpenAI) -> None:
 
 
 def test_calls_where_the_model_is_free_are_told_from_text(client: openai.OpenAI, deployment: Deployment) -> None:
-    hermes = "<tool_call>" in deployment.orchestrator._tokenizer.template_source(True)
+    is_hermes = "<tool_call>" in deployment.orchestrator._tokenizer.template_source(True)
     call = '{"name": "stop", "arguments": {}}'
-    written = f"Well.\n<tool_call>\n{call}\n</tool_call>" if hermes else call
-    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "max_tokens": 200}
-    extra = {"structured_outputs": {"choice": [written]}}  # has the model write it
-    with pytest.raises(openai.BadRequestError) as refused:  # a form beside tools means the text that is no call
-        client.chat.completions.create(**settings, extra_body={"structured_outputs": {"structural_tag": "{}"}})
+    written = f"Well.\n<tool_call>\n{call}\n</tool_call>" if is_hermes else call
+    with httpx2.Client(base_url=url(deployment), timeout=60) as http:
+        [first, *_] = http.post("/tokenize", json={"prompt": written}).json()["tokens"]
+    # A form and a bias have the model write just that, as a form beside tools is of text that may be a call, too.
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS[1:], "max_tokens": 200}
+    settings |= {"logit_bias": {str(first): 99}, "extra_body": {"structured_outputs": {"choice": [written]}}}
+    for streams in (False, True):
+        if streams:
+            with client.chat.completions.stream(**settings) as stream:
+                stream.until_done()
+                choice: Any = stream.get_final_completion().choices[0]
+        else:
+            choice = client.chat.completions.create(**settings).choices[0]
+        if is_hermes:
+            assert choice.message.content == "Well."
+        assert choice.finish_reason == "tool_calls"
+        [found] = choice.message.tool_calls or []
+        assert (found.function.name, found.function.arguments) == ("stop", "{}")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**settings | {"extra_body": {"structured_outputs": {"structural_tag": "{}"}}})
     assert refused.value.param == "structured_outputs.structural_tag"
-    message = client.chat.completions.create(**settings, extra_body=extra).choices[0]
-    if message.finish_reason == "tool_calls":
-        [found] = message.message.tool_calls or []
-        assert found.type == "function"
-        assert found.function.name in ("stop", "weather")
-    else:
-        assert message.finish_reason == "length"
 
 
 def test_a_strict_tool_is_called_rightly_or_not_at_all(client: openai.OpenAI) -> None:
