@@ -44,6 +44,7 @@ _METAVARS = {
     "float": "X",
     "Path": "PATH",
     "list[str]": "TEXT",
+    "list[SecretStr]": "TEXT",
     "{auto,int}": "auto|N",
     "{{auto,off},int}": "auto|N|off",
 }
