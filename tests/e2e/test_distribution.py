@@ -232,9 +232,15 @@ def shaped_law(model: object, name: str) -> dict[tuple[int, ...], float]:
     return dict(law)
 
 
-@pytest.mark.parametrize("acceptance", ["match", "ratio", "block"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tree", ["off", "10"])
+@pytest.mark.parametrize(
+    ("shape", "acceptance", "tree"),
+    [
+        *((shape, rule, "off") for shape in SHAPES for rule in ("match", "ratio", "block")),
+        ("penalties", "match", "10"),
+        ("penalties", "block", "10"),
+        ("mask", "ratio", "10"),
+    ],
+)
 def test_shaped_draws_follow_the_shaped_law(
     shape: str, acceptance: str, tree: str, folder: Path, target: LoadedModel, draft: LoadedModel, head: Counted
 ) -> None:
