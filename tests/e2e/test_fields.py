@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 from deployment import Deployment
-from tiny_models import load_reference
+from tiny_models import EOS_ID, load_reference
 
 from draft_svc.drafters.model import ModelDrafter
 from pilotfish import Client, Completion, SamplingParams, TokenLogprobs
@@ -233,6 +233,29 @@ def test_nothing_follows_an_end_token_inside_an_accepted_run(tiny_folder: Path, 
             assert answer.token_ids == whole.token_ids[:kept]
             assert answer.logprobs == pytest.approx(whole.logprobs[:kept], abs=1e-3)
             assert answer.usage.completion_tokens == kept
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_the_models_own_end_token_inside_an_accepted_run(
+    rule: Any, tiny_folder: Path, tiny_target: LoadedModel
+) -> None:
+    """It is certain from the sixth token on, and the draft, which is the target, goes on behind it."""
+    params = SamplingParams(
+        max_tokens=40,
+        temperature=1.0,
+        min_tokens=5,
+        logit_bias={EOS_ID: 90.0},
+        draft_length=8,
+        acceptance=rule,
+        logprobs=0,
+    )
+    with Deployment(tiny_folder, tiny_target, (tiny_target,)) as deployment, deployment.client() as client:
+        answer = client.generate(PROMPT, params)
+        assert answer.token_ids.index(EOS_ID) == 5 == len(answer.token_ids) - 1
+        assert answer.finish_reason == "stop"
+        assert len(answer.logprobs) == answer.usage.completion_tokens == 6
+        assert "<|im_end|>" not in answer.text
+        wait_until_idle(deployment)
 
 
 def test_prompt_logprobs_are_hugging_faces_and_come_once(
