@@ -266,7 +266,7 @@ class _Fleet:
                 f"ask in another terminal: pilotfish chat{'' if address == options.ADDRESS else f' --server {address}'}"
             )
             if self._http:
-                note(f"or with OpenAI's client: base_url http://{self._http}/v1")
+                note(f"or with OpenAI's client: base_url http://{self._http}/v1; in a browser: http://{self._http}/")
         await self._watch()
 
     @property

@@ -22,7 +22,7 @@ from target_svc.engine import TargetEngine
 
 QUESTION = "hello there"
 TEXT = "[...document.querySelectorAll('.lane:last-child .token')].map((token) => token.textContent).join('')"
-IS_DONE = "!running && document.querySelectorAll('.token').length > 0"
+IS_DONE = "!running && document.querySelectorAll('.lane .token').length > 0"
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,11 @@ def test_tokens_stream_in_by_origin(page: Page, deployment: Deployment) -> None:
     page.hover(".lane .token.accepted")
     tip = page.wait("!$('tip').hidden && $('tip').textContent")
     assert re.search(r"· id \d+accepted: drafted, and kept", tip)
+    page.look("document.querySelector('.lane .text').focus()")
+    for _ in range(3):
+        page.press("ArrowRight")
+    page.press("ArrowLeft")
+    assert page.look("lanes.get(panel.run).spans[1].matches('.inspected') && !$('tip').hidden")
     assert page.errors == []
 
 
@@ -305,7 +310,7 @@ def test_stop_ends_the_request(browser: Page, tiny_folder: Path, tiny_target: Lo
             opened(browser, deployment)
             ask(browser, max_tokens=200)
             _Metered.allowed.release(5)
-            browser.wait("document.querySelectorAll('.token').length > 2")
+            browser.wait("document.querySelectorAll('.lane .token').length > 2")
             assert browser.look("running !== null && !$('stop').hidden && $('send').hidden")
             assert deployment.look(lambda scheduler: len(scheduler.rows)) == 1
             if way == "Escape":
