@@ -201,7 +201,8 @@ def test_stop_texts_are_let_through_before_min_tokens(folder: Path, target: Load
         late = next(text for text in written[20:] if text)
         first = next(i for i, text in enumerate(written) if early in text) + 1
         stopped = client.generate(PROMPTS[0], SamplingParams(max_tokens=LENGTH, ignore_eos=True, stop=[early]))
-        assert len(stopped.token_ids) == first
+        assert len(stopped.token_ids) < first
+        assert early not in stopped.text
         asked = SamplingParams(max_tokens=LENGTH, ignore_eos=True, stop=[early, late], min_tokens=10)
         completion = client.generate(PROMPTS[0], asked)
         assert len(completion.token_ids) > 10
