@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import byte_tokenizer
 
@@ -60,6 +60,7 @@ def first_stop(text: str, stops: list[str]) -> int | None:
 texts = st.text(alphabet="ab é✓", min_size=1, max_size=14)
 
 
+@settings(deadline=None)
 @given(
     text=texts,
     stops=st.lists(st.text(alphabet="ab é✓", min_size=1, max_size=3), max_size=3),
