@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.simulate": (*COMMON, "pilotfish.runtime", "pilotfish.tokenizer_hash"),
     "pilotfish.checkpoints": ("pilotfish.errors",),
     "pilotfish.bench": ("pilotfish.client", "pilotfish.errors"),
+    "pilotfish.check": ("pilotfish.bench", "pilotfish.client", "pilotfish.errors", "pilotfish.noise"),
     "pilotfish.cli": ("pilotfish", "draft_svc", "target_svc", "orchestrator"),  # starts them all
     "pilotfish": ("pilotfish.client", "pilotfish.errors", "pilotfish.cli"),
     "orchestrator.core": COMMON,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 
-import jinja2
-
-from pilotfish.bench import svg
 from pilotfish.bench.plots import plots
+from pilotfish.bench.render import render
 from pilotfish.bench.report import Report
 from pilotfish.bench.summary import Result
 from pilotfish.bench.tables import remarks, tables
@@ -16,14 +13,9 @@ from pilotfish.bench.tables import remarks, tables
 
 def page(report: Report) -> str:
     """The whole page, for light and dark screens."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(
-        resources.files("pilotfish.bench").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    )
-    return template.render(
+    return render(
+        "pilotfish.bench",
         report=report,
-        light=svg.variables(svg.LIGHT),
-        dark=svg.variables(svg.DARK),
         facts=_facts(report),
         headlines=_headlines(report.results),
         tables=tables(report),

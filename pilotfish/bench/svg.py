@@ -54,8 +54,11 @@ _STYLE: Any = {
 }
 
 
-def require_matplotlib() -> None:
+def require_matplotlib(flag: str) -> None:
     """Returns if figures can be drawn; asked before hours are measured for them.
+
+    Args:
+        flag: that wants them.
 
     Raises:
         FailedPreconditionError: matplotlib is not installed.
@@ -64,7 +67,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise FailedPreconditionError(
-            "plots need matplotlib; install it with `pip install 'pilotfish[bench]'`, or leave --out out"
+            f"plots need matplotlib; install it with `pip install 'pilotfish[bench]'`, or leave {flag} out"
         ) from error
 
 

@@ -276,7 +276,7 @@ def _prepare(out: Path) -> None:
     """
     from pilotfish.bench.svg import require_matplotlib
 
-    require_matplotlib()
+    require_matplotlib("--out")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from pilotfish.cli import bench, chat, demo, generate, health, info, pull, services, train, up
+from pilotfish.cli import bench, chat, check, demo, generate, health, info, pull, services, train, up
 from pilotfish.cli.console import complain
 from pilotfish.errors import PilotfishError
 
@@ -41,6 +41,7 @@ app.command(rich_help_panel="Start here")(up.up)
 app.command(rich_help_panel="Ask")(generate.generate)
 app.command(rich_help_panel="Ask")(chat.chat)
 app.command(rich_help_panel="Ask")(bench.bench)
+app.command(rich_help_panel="Ask")(check.check)
 app.command(rich_help_panel="Ask")(info.info)
 app.command(rich_help_panel="Run the parts yourself")(pull.pull)
 app.add_typer(train.app, rich_help_panel="Run the parts yourself")

@@ -1,0 +1,23 @@
+"""How a run is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a user chooses of a run."""
+
+    seed: int = 0
+    """Every seed that requests carry comes from it."""
+    is_quick: bool = False
+    """Checks ask fewer things."""
+    false_alarms: float = 0.001
+    """Probability that a sound deployment fails any statistical test of the run."""
+    near_tie: float = 0.05
+    """Logits that are no farther apart may change places by rounding, in float32 seldom, in bfloat16 often."""
+    concurrency: int = 32
+    """Most requests at once."""
+    timeout_s: float | None = None
+    """Of each request; None waits for ever."""

@@ -1,0 +1,305 @@
+"""``pilotfish check`` against whole deployments: sound ones pass, and ones with a fault planted do not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deployment import Deployment
+from safetensors.torch import load_file, save_file
+from tiny_heads import FORMATS
+
+from draft_svc.drafters import Drafter, Proposals, create_drafter
+from draft_svc.drafters.model import ModelDrafter
+from draft_svc.server import DraftConfig
+from orchestrator.core import target_steps
+from orchestrator.core.acceptance import Verdict
+from orchestrator.core.finish import StopScanner
+from orchestrator.loop import Loop
+from pilotfish import AsyncClient, noise
+from pilotfish.check import fields as fields_module
+from pilotfish.check import law as law_module
+from pilotfish.check.asking import Asker
+from pilotfish.check.checks import CHECKS, chosen
+from pilotfish.check.results import Result
+from pilotfish.check.run import EVERY_ANSWER, run
+from pilotfish.check.setting import Setting
+from pilotfish.check.significance import decide
+from pilotfish.client import results as results_module
+from pilotfish.runtime.loading import LoadedModel, load_model
+from pilotfish.runtime.shaping import Shaper
+from pilotfish.steps import DraftStep
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, what: str, count: int) -> None: ...
+
+    def advance(self) -> None: ...
+
+
+def findings(deployment: Deployment, *names: str, **setting: Any) -> list[Result]:
+    """The decided results of a quick run of these checks."""
+    chosen_setting = Setting(is_quick=True, **setting)
+
+    async def ask() -> list[Result]:
+        async with AsyncClient(deployment.address) as client:
+            asker = Asker(client, await client.server_info(), await client.capabilities(), chosen_setting, Silent())
+            return [result async for result in run(asker, chosen(names), lambda check: None)]
+
+    return decide(asyncio.run(ask()), chosen_setting.false_alarms)
+
+
+def failures(results: Sequence[Result]) -> set[str]:
+    """Checks that failed."""
+    return {result.check for result in results if result.status == "failed"}
+
+
+@contextmanager
+def serving(folder: Path, target: LoadedModel, *drafts: LoadedModel | Drafter, **settings: Any) -> Iterator[Deployment]:
+    with Deployment(folder, target, drafts, max_rows=32, **settings) as deployment:
+        yield deployment
+        deployment.check_pools()
+
+
+def some_cases(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the check of fields try just these."""
+    every = fields_module.cases
+    monkeypatch.setattr(fields_module, "cases", lambda seen: [case for case in every(seen) if case.name in names])
+
+
+def test_a_sound_deployment_passes(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every check; of law and fields, which ask most, a part."""
+    only("temperature 1", ("ratio", "block"), monkeypatch)
+    some_cases(["top_p", "min_tokens", "all together"], monkeypatch)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment)
+    assert [result for result in results if result.status == "failed"] == []
+    assert {result.name for result in results if result.status == "skipped"} == {"ignore_eos"}
+    assert {result.check for result in results} == {*(each.name for each in CHECKS), EVERY_ANSWER}
+
+
+@pytest.mark.parametrize(("name", "tree"), [("own", "off"), ("own", "10"), ("eagle3", "10"), ("eagle", "10")])
+def test_sound_heads_pass(
+    name: str,
+    tree: str,
+    tiny_folder: Path,
+    tiny_target: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = DraftConfig(model=FORMATS[name].write(tmp_path), target_model=tiny_folder, dtype="float32", pages=256)
+    head = create_drafter(config)
+    only("temperature 1", ("ratio", "block"), monkeypatch)
+    with serving(tiny_folder, tiny_target, head, features=head.info.features, draft_tree=tree) as deployment:
+        results = findings(deployment, "greedy", "logprobs", "law")
+    assert [result for result in results if result.status == "failed"] == []
+
+
+def test_without_a_draft_it_says_what_it_cannot_check(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    with serving(tiny_folder, tiny_target) as deployment:
+        results = findings(deployment, "greedy", "fields", "seeded")
+    assert failures(results) == set()
+    assert [result.check for result in results if result.status == "skipped"] == ["greedy", "fields"]
+
+
+# Faults
+
+
+@pytest.fixture(scope="module")
+def flat_draft(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """The target, less sure of itself, as small drafts are: its logits halved."""
+    folder = tmp_path_factory.mktemp("flat") / "model"
+    shutil.copytree(tiny_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        weights | {"lm_head.weight": weights["lm_head.weight"] / 2}, folder / "model.safetensors", {"format": "pt"}
+    )
+    return load_model(folder, dtype="float32", name="flat")
+
+
+def only(setting: str, rules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the check of the law try just these."""
+    monkeypatch.setattr(law_module, "RULES", rules)
+    monkeypatch.setattr(law_module, "_SETTINGS", {setting: law_module._SETTINGS[setting]})
+
+
+class Lying(ModelDrafter):
+    """Reports a flatter q than it drew from."""
+
+    def propose(self, step: DraftStep) -> Proposals:
+        proposals = super().propose(step)
+        if not len(proposals.support_probs):
+            return proposals
+        flat = np.sqrt(proposals.support_probs)
+        owners = np.repeat(np.arange(len(proposals.supports.counts)), proposals.supports.counts)
+        totals = np.bincount(owners, flat, minlength=len(proposals.supports.counts))
+        return replace(proposals, support_probs=(flat / totals[owners]).astype(np.float32))
+
+
+def failed_names(results: Sequence[Result]) -> set[str]:
+    return {result.name for result in results if result.status == "failed"}
+
+
+def test_a_flat_draft_is_as_sound_as_any(tiny_folder: Path, tiny_target: LoadedModel, flat_draft: LoadedModel) -> None:
+    with serving(tiny_folder, tiny_target, flat_draft) as deployment:
+        assert failed_names(findings(deployment, "law")) == set()
+
+
+def test_a_wrong_q_is_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only("temperature 1", ("match", "ratio"), monkeypatch)
+    with serving(tiny_folder, tiny_target, Lying(tiny_draft, pages=256)) as deployment:
+        failed = failed_names(findings(deployment, "law", "greedy"))
+    assert "temperature 1 × ratio, all tokens by rank" in failed
+    assert all("ratio" in name or "no seed" in name for name in failed)  # the others take no q
+
+
+def test_coins_that_rounds_share_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, flat_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(seeds: Any, purpose: noise.Purpose, rounds: Any, positions: Any) -> Any:
+        return noise.keys(seeds, purpose, np.zeros_like(rounds) if purpose is noise.Purpose.COIN else rounds, positions)
+
+    monkeypatch.setattr("orchestrator.core.chains.keys", shared)
+    only("temperature 1", ("ratio",), monkeypatch)
+    with serving(tiny_folder, tiny_target, flat_draft) as deployment:
+        failed = failed_names(findings(deployment, "law"))
+    assert "temperature 1 × ratio, surprise carried on" in failed
+    assert "temperature 1 × ratio, all tokens by rank" not in failed  # each by itself is right
+
+
+def test_noise_that_positions_share_is_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(seeds: Any, purpose: noise.Purpose, rounds: Any, positions: Any) -> Any:
+        is_targets = purpose in (noise.Purpose.OUTSIDE, noise.Purpose.MATCH)
+        return noise.keys(seeds, purpose, rounds, np.zeros_like(positions) if is_targets else positions)
+
+    monkeypatch.setattr("pilotfish.runtime.sampling.draw_keys", shared)
+    only("temperature 1", ("match",), monkeypatch)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        failed = failed_names(findings(deployment, "law"))
+    assert "temperature 1 × match, repetitions" in failed
+    assert "temperature 1 × match, all tokens by rank" not in failed
+
+
+def test_penalties_on_bonus_tokens_only_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Shaper.__call__
+
+    def last_only(shaper: Shaper, logits: Any, rows: Any, path: Any) -> Any:
+        is_last = np.append(rows[1:] != rows[:-1], True)
+        return whole(shaper, logits, np.where(is_last, rows, -1), path)
+
+    monkeypatch.setattr(Shaper, "__call__", last_only)
+    some_cases(["frequency_penalty"], monkeypatch)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "fields")
+    assert failures(results) == {"fields"}
+    [found] = [result for result in results if result.name == "frequency_penalty × match"]
+    assert "(accepted) instead of" in found.why or "(recovered) instead of" in found.why
+
+
+def test_penalties_that_do_nothing_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With speculation and without: nothing differs, but the log probabilities tell."""
+    monkeypatch.setattr(Shaper, "__call__", lambda shaper, logits, rows, path: np.zeros(0, np.int64))
+    some_cases(["presence_penalty"], monkeypatch)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "fields")
+    assert failed_names(results) == {"presence_penalty is heeded"}
+
+
+def test_a_stop_text_that_leaks_is_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found, but not held back."""
+    monkeypatch.setattr(StopScanner, "_open_length", lambda scanner, text: 0)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "ends")
+    failed = failed_names(results)
+    assert "stop texts, draft_length 4" in failed
+    assert not any(name.startswith(("max_tokens", "stop tokens")) for name in failed)
+
+
+def test_seeds_that_requests_share_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.admission.secrets.randbits", lambda bits: 7)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "unseeded")
+    assert failures(results) == {"unseeded"}
+    assert "requests 1 and 2 begin with the same 12 tokens (and 189 more)" in {result.why for result in results}
+
+
+def test_rows_of_a_batch_that_take_one_another_s_seed_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(seeds: Any, purpose: noise.Purpose, rounds: Any, positions: Any) -> Any:
+        return noise.keys(np.full_like(seeds, seeds[0]) if len(seeds) else seeds, purpose, rounds, positions)
+
+    monkeypatch.setattr("pilotfish.runtime.sampling.draw_keys", first)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "mixed")
+    assert failures(results) == {"mixed"}
+
+
+def test_rows_that_nobody_reads_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pilotfish.check.disconnects._ALWAYS_FINE_S", 0.5)
+    monkeypatch.setattr("pilotfish.check.disconnects._WAVES", 1)
+    monkeypatch.setattr(Loop, "cancel", lambda loop, request: None)
+    with Deployment(tiny_folder, tiny_target, (tiny_draft,), max_rows=4) as deployment:
+        results = findings(deployment, "disconnects")
+    assert "a place is free at once" in failed_names(results)
+
+
+def test_a_wrong_token_behind_accepted_ones_is_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = target_steps.match_chains
+
+    def wrong(proposals: Any, draws: Any) -> list[Verdict]:
+        verdicts = judged(proposals, draws)
+        return [each._replace(token=max(each.token - len(each.path) // 2, 0)) for each in verdicts]
+
+    monkeypatch.setattr(target_steps, "match_chains", wrong)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "greedy")
+    failed = failed_names(results)
+    assert "draft_length 4" in failed
+    assert "draft_length 1" not in failed
+    [found] = [result for result in results if result.name == "draft_length 4"]
+    assert "instead of" in found.why
+
+
+def test_log_probabilities_of_zero_are_found(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of accepted tokens."""
+    read = results_module._piece_from_pb
+
+    def zeroed(piece: Any) -> Any:
+        for kind, logprobs in zip(piece.kinds, piece.logprobs, strict=False):
+            logprobs.logprob = 0.0 if kind == 1 else logprobs.logprob
+        return read(piece)
+
+    monkeypatch.setattr(results_module, "_piece_from_pb", zeroed)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        failed = failed_names(findings(deployment, "logprobs"))
+    assert {"draft_length 4", "is sound by itself"} <= failed
