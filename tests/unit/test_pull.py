@@ -58,7 +58,7 @@ def test_an_unknown_name_lists_what_can_be_given(model: str) -> None:
 
 
 def test_drafters_of_the_package_have_names() -> None:
-    assert "smollm2-mtp" in pull.shipped()
+    assert pull.shipped() == ("smollm2-draft", "smollm2-eagle3", "smollm2-mtp")
     for name in pull.shipped():
         folder = pull.pull(name)
         assert folder.name == name
