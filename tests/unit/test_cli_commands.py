@@ -207,7 +207,9 @@ def test_pull_prints_the_folder_alone(tmp_path: Path) -> None:
 def test_pull_of_an_unknown_name_exits_with_1() -> None:
     result = CliRunner().invoke(app, ["pull", "nonsense"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: no model 'nonsense'; give a known name (smollm2, smollm2-draft, smollm2-eagle3, smollm2-mtp)")
+    assert result.stderr.startswith(
+        "error: no model 'nonsense'; give a known name (smollm2, smollm2-draft, smollm2-eagle3, smollm2-mtp)"
+    )
 
 
 def test_health_tells_by_its_exit_code(address: str) -> None:
