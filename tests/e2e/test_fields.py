@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 from deployment import Deployment
-from tiny_models import EOS_ID, load_reference
+from tiny_models import EOS_ID, greedy_texts, load_reference
 
 from draft_svc.drafters.model import ModelDrafter
 from pilotfish import Client, Completion, SamplingParams, TokenLogprobs
@@ -440,6 +440,21 @@ def test_a_run_ends_at_its_stop_token_or_budget_and_nothing_follows(
             assert cut.token_ids == whole[:budget]
             assert cut.finish_reason == "length"
         wait_until_idle(deployment)
+
+
+@pytest.mark.parametrize("drafts_well", [False, True])
+def test_a_prompt_that_repeats_itself_changes_no_text(
+    drafts_well: bool, tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel
+) -> None:
+    """Whatever is drafted after 48 times the same word, rejected or kept, the text is Hugging Face's."""
+    prompt = "serving " * 48
+    expected = greedy_texts(tiny_folder, [prompt], 40)[prompt]
+    draft = tiny_target if drafts_well else tiny_draft
+    with Deployment(tiny_folder, tiny_target, (draft,)) as deployment, deployment.client() as client:
+        for draft_length in (0, 1, 4, 16):
+            done = client.generate(prompt, SamplingParams(max_tokens=40, draft_length=draft_length))
+            assert done.token_ids == expected, f"{draft_length} draft tokens"
+            assert not drafts_well or bool(done.usage.accepted) == (draft_length > 0)
 
 
 # Ends of contexts
