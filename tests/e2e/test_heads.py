@@ -119,7 +119,7 @@ def test_a_head_changes_no_text(name: str, tree: str, target_folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_single_tokens_are_drafted_from_both_outcomes_unless_told_not_to(
+def test_single_tokens_are_drafted_from_both_outcomes_where_told_to(
     early: bool, target_folder: Path, tmp_path: Path
 ) -> None:
     drafter, wanted = (
@@ -216,7 +216,8 @@ def test_single_tokens_drafted_early_are_shaped_as_the_targets(tmp_path: Path) -
         {"frequency_penalty": 2.0, "presence_penalty": 1.0},
         {"repetition_penalty": 1.5, "logit_bias": {60: 3.0, 70: -100}},
     ]
-    with serving(target, drafter, features=("final",)) as deployment, deployment.client() as client:
+    serve = serving(target, drafter, features=("final",), early_drafts=True)
+    with serve as deployment, deployment.client() as client:
         for shape in shapes:
             for temperature in (0.0, 1.0):
                 params = SamplingParams(
