@@ -193,6 +193,8 @@ def test_ctrl_c_reports_what_was_measured(fake: FakeGeneration, address: str) ->
     stuck = Stuck()
     with serving(stuck) as other:
         env = {**os.environ, "PILOTFISH_SERVER": other, "COLUMNS": "80"}
+        # Ignored in what a shell starts in its background, and so in its children too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         lines = [process.stderr.readline() for _ in range(5)]  # the warm-up and four passes have begun
