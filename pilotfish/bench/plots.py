@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from pilotfish.bench import svg
@@ -22,31 +21,16 @@ _COLUMNS = 4  # panels beside one another
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure of the page."""
-
-    title: str
-    note: str
-    svg: str
-
-
-def plots(report: Report) -> list[Plot]:
+def plots(report: Report) -> list[svg.Plot]:
     """All that the results have something for."""
-    drawn: list[tuple[str, str, Callable[[Report], Figure | None]]] = [
+    figures = [
         ("Speed-up against K", _SPEED_UP_NOTE, _speed_up),
         ("Tokens per second", _THROUGHPUT_NOTE, _throughput),
         ("Acceptance per position", _ACCEPTANCE_NOTE, _acceptance),
         ("Where a round's time goes", _SPLIT_NOTE, _split),
         ("Latency", _LATENCY_NOTE, _latency),
     ]
-    found = []
-    for title, note, draw in drawn:
-        with svg.style(title):
-            figure = draw(report)
-            if figure is not None:
-                found.append(Plot(title, note, svg.inline(figure, title)))
-    return found
+    return svg.plots(report, figures)
 
 
 _SPEED_UP_NOTE = "Over speculation off in the same run. Points are medians; the bars span the repeats."

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pilotfish.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Report = TypeVar("Report")
 
 LIGHT = {
     "paper": "#fbfbf9", "card": "#ffffff", "ink": "#1c2733", "soft": "#5b6875", "faint": "#c9d0d6", "line": "#e4e7ea",
@@ -69,6 +73,31 @@ def require_matplotlib(flag: str) -> None:
         raise FailedPreconditionError(
             f"plots need matplotlib; install it with `pip install 'pilotfish[bench]'`, or leave {flag} out"
         ) from error
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of a page."""
+
+    title: str
+    note: str
+    svg: str
+
+
+def plots(report: Report, figures: Sequence[tuple[str, str, Callable[[Report], Figure | None]]]) -> list[Plot]:
+    """Those that the report has something for.
+
+    Args:
+        report: of any kind.
+        figures: title, note, and what draws it or finds nothing to draw.
+    """
+    found = []
+    for title, note, draw in figures:
+        with style(title):
+            figure = draw(report)
+            if figure is not None:
+                found.append(Plot(title, note, inline(figure, title)))
+    return found
 
 
 def style(title: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pilotfish.bench import svg
@@ -20,28 +18,13 @@ _OUTCOMES = 16  # of a test, at most
 _SMALLEST = 1e-12  # p-values below it are drawn there
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure of the page."""
-
-    title: str
-    note: str
-    svg: str
-
-
-def plots(report: Report) -> list[Plot]:
+def plots(report: Report) -> list[svg.Plot]:
     """All that the results have something for."""
-    drawn: list[tuple[str, str, Callable[[Report], Figure | None]]] = [
+    figures = [
         ("All p-values", _P_VALUES_NOTE, _p_values),
         ("The least likely counts", _COUNTS_NOTE, _counts),
     ]
-    found = []
-    for title, note, draw in drawn:
-        with svg.style(title):
-            figure = draw(report)
-            if figure is not None:
-                found.append(Plot(title, note, svg.inline(figure, title)))
-    return found
+    return svg.plots(report, figures)
 
 
 _P_VALUES_NOTE = (
