@@ -37,7 +37,7 @@ from draft_svc.server import DraftConfig
 from draft_svc.training.evaluate import read_documents
 from draft_svc.training.replay import Replay
 from draft_svc.training.shards import CapturedDocument, Manifest
-from pilotfish.bench.report import this_machine
+from pilotfish.bench.origin import this_machine
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, PilotfishError
 from pilotfish.runtime.weights import weights_hash
 

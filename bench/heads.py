@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pilotfish.bench.load import LoadGenerator
+from pilotfish.bench.origin import this_machine
 from pilotfish.bench.prompts import Prompt, read, shipped
 from pilotfish.bench.records import Load, Pass
-from pilotfish.bench.report import this_machine
 from pilotfish.cli.running import running_server
 from pilotfish.client.aio import AsyncClient
 from pilotfish.client.params import SamplingParams

@@ -27,8 +27,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from write_gguf import write_gguf
 
 from orchestrator.tokenizer import Tokenizer
+from pilotfish.bench.origin import this_machine
 from pilotfish.bench.prompts import read, shipped
-from pilotfish.bench.report import this_machine
 from pilotfish.checkpoints.pull import pull
 from pilotfish.errors import InvalidArgumentError, PilotfishError
 

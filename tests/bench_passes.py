@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pilotfish import Completion, Piece, RoundTimes, ServerInfo, Token, Usage
+from pilotfish.bench.origin import Origin
 from pilotfish.bench.records import Load, Pass, Record, Setting
 from pilotfish.bench.report import Report
 from pilotfish.bench.summary import summarize
@@ -67,12 +68,14 @@ def setting(draft_length: int | None, load: Load | None = None, temperature: flo
 
 def report(measured: Sequence[tuple[Setting, Pass]]) -> Report:
     return Report(
-        server=INFO,
-        address="127.0.0.1:1",
-        started_by="",
-        command="pilotfish bench",
-        date="2026-01-01T00:00:00+00:00",
-        machine="a machine",
+        origin=Origin(
+            server=INFO,
+            address="127.0.0.1:1",
+            started_by="",
+            command="pilotfish bench",
+            date="2026-01-01T00:00:00+00:00",
+            machine="a machine",
+        ),
         prompts="our own",
         requests=1,
         repeats=1,

@@ -26,22 +26,20 @@ def page(report: Report) -> str:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     """(name, value) of what the numbers belong to."""
-    info = report.server
-    served = f"at {report.address}" if not report.started_by else f"started by `{report.started_by}`"
+    info = report.origin.server
     return [
         ("target", info.model),
         (
             "draft",
             f"{report.draft}, {info.draft_replica_count} replicas" if info.draft_replica_count > 1 else report.draft,
         ),
-        ("server", f"Pilotfish {info.version}, {served}"),
-        ("asked from", report.machine),
+        *report.origin.facts,
         ("prompts", report.prompts),
         (
             "a pass",
             f"{report.requests} requests of at most {report.max_tokens} tokens; {report.repeats} passes of a setting",
         ),
-        ("date", report.date.replace("T", " ")),
+        ("date", report.origin.date.replace("T", " ")),
     ]
 
 

@@ -1,19 +1,14 @@
-"""What a measurement says of itself and of what it found, as one value, and as JSON. Pure but for ``this_machine``."""
+"""What a measurement says of itself and of what it found, as one value, and as JSON. Pure."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pilotfish.bench.origin import Origin
 from pilotfish.bench.summary import Result
-
-if TYPE_CHECKING:
-    from pilotfish.client.results import ServerInfo
 
 SCHEMA = 1  # raised when a field of the JSON changes its name or meaning
 
@@ -22,15 +17,7 @@ SCHEMA = 1  # raised when a field of the JSON changes its name or meaning
 class Report:
     """A measurement."""
 
-    server: ServerInfo
-    address: str
-    started_by: str
-    """The command that started the server; empty if it ran already."""
-    command: str
-    date: str
-    """Of its begin, ISO 8601 with the offset to UTC."""
-    machine: str
-    """That the load generator ran on."""
+    origin: Origin
     prompts: str
     """What was asked."""
     requests: int
@@ -42,27 +29,13 @@ class Report:
 
     @property
     def draft(self) -> str:
-        return self.server.draft_model or "no draft"
+        return self.origin.server.draft_model or "no draft"
 
     def as_json(self) -> str:
         """The whole of it; latencies in milliseconds, with their percentiles from 0 to 100."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, default=_plain, ensure_ascii=False) + "\n"
-
-
-def this_machine() -> str:
-    """Processor, cores and system, in one line."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    return f"{_processor()}, {cores} core{'' if cores == 1 else 's'}, {system}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown processor"
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or "unknown processor")
+        fields = asdict(self)
+        value = {"schema": SCHEMA, **fields.pop("origin"), **fields}
+        return json.dumps(value, indent=1, default=_plain, ensure_ascii=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -33,19 +33,17 @@ def _headlines(report: Report) -> list[tuple[str, str, str]]:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     """(name, value) of what the findings belong to."""
-    info = report.server
-    served = f"at {report.address}" if not report.started_by else f"started by `{report.started_by}`"
+    info = report.origin.server
     replicas = f", {info.draft_replica_count} replicas" if info.draft_replica_count > 1 else ""
     return [
         ("target", info.model),
         ("draft", info.draft_model + replicas if info.draft_replica_count else "no draft"),
-        ("server", f"Pilotfish {info.version}, {served}"),
-        ("asked from", report.machine),
+        *report.origin.facts,
         ("run", f"{'quick' if report.setting.is_quick else 'full'}, seed {report.setting.seed}"),
         (
             "statistics",
             f"{len(report.statistical)} tests; by chance alone any of them fails in one of "
             f"{1 / report.setting.false_alarms:,.0f} runs against a sound deployment",
         ),
-        ("date", report.date.replace("T", " ")),
+        ("date", report.origin.date.replace("T", " ")),
     ]

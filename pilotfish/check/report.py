@@ -6,28 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from pilotfish.bench.origin import Origin
 from pilotfish.check.results import Result, Status
 from pilotfish.check.setting import Setting
-
-if TYPE_CHECKING:
-    from pilotfish.client.results import ServerInfo
 
 
 @dataclass(frozen=True)
 class Report:
     """What a run asked, of whom, and what it found."""
 
-    server: ServerInfo
-    address: str
-    started_by: str
-    """The command that started the server; empty if it ran already."""
-    command: str
-    date: str
-    """Of its begin, ISO 8601 with the offset to UTC."""
-    machine: str
-    """That the requests came from."""
+    origin: Origin
     setting: Setting
     about: dict[str, str]
     """What each check is about, by name, in the order of the run."""

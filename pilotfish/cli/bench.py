@@ -7,7 +7,6 @@ import dataclasses
 import math
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -148,7 +147,8 @@ async def _measure(
     """Runs the sweep; the report, and whether it is of all of it."""
     from pilotfish.bench.experiment import measure, warm_up
     from pilotfish.bench.load import LoadGenerator
-    from pilotfish.bench.report import Report, this_machine
+    from pilotfish.bench.origin import of_this_process
+    from pilotfish.bench.report import Report
     from pilotfish.bench.summary import summarize
     from pilotfish.client.aio import AsyncClient
 
@@ -168,12 +168,7 @@ async def _measure(
                 if not measured:
                     raise
     report = Report(
-        server=info,
-        address=address,
-        started_by="" if up is None else f"pilotfish up {up}".strip(),
-        command=shlex.join(["pilotfish", *sys.argv[1:]]),
-        date=began.isoformat(timespec="seconds"),
-        machine=this_machine(),
+        origin=of_this_process(info, address, up, began),
         prompts=asked,
         requests=sweep.count,
         repeats=sweep.repeats,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -154,7 +153,7 @@ def _prepare(report: Path) -> None:
 
 async def _run(checks: Sequence[Check], setting: Setting, address: str, up: str | None) -> tuple[Report, bool]:
     """Runs the checks; the report, and whether it is of all of them."""
-    from pilotfish.bench.report import this_machine
+    from pilotfish.bench.origin import of_this_process
     from pilotfish.check.asking import Asker
     from pilotfish.check.report import Report
     from pilotfish.check.run import EVERY_ANSWER, run
@@ -178,12 +177,7 @@ async def _run(checks: Sequence[Check], setting: Setting, address: str, up: str 
                 if not results:
                     raise
     report = Report(
-        server=info,
-        address=address,
-        started_by="" if up is None else f"pilotfish up {up}".strip(),
-        command=shlex.join(["pilotfish", *sys.argv[1:]]),
-        date=began.isoformat(timespec="seconds"),
-        machine=this_machine(),
+        origin=of_this_process(info, address, up, began),
         setting=setting,
         about={check.name: check.about for check in checks} | {EVERY_ANSWER: "counts, ends and ids of all answers"},
         results=decide(results, setting.false_alarms),

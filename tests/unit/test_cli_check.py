@@ -11,6 +11,7 @@ from fake_generation import FakeGeneration, unused_address
 from typer.testing import CliRunner
 from typer.testing import Result as Run
 
+from pilotfish.bench.origin import Origin
 from pilotfish.check.checks import CHECKS
 from pilotfish.check.page import page
 from pilotfish.check.report import Report, verdict
@@ -67,9 +68,12 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
 
 
 def report(*results: Result) -> Report:
-    return Report(
+    origin = Origin(
         server=INFO, address="h:1", started_by="", command="pilotfish check", date="2026-01-01T00:00:00+00:00",
-        machine="a machine", setting=Setting(), about={"law": "of the law", "ends": "of ends"}, results=results,
+        machine="a machine",
+    )  # fmt: skip
+    return Report(
+        origin=origin, setting=Setting(), about={"law": "of the law", "ends": "of ends"}, results=results,
         requests=1234, tokens=56789, seconds=7.0,
     )  # fmt: skip
 

@@ -1,0 +1,71 @@
+"""Where a report comes from: whom a run asked, from which machine, when, and by which command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pilotfish.client.results import ServerInfo
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every report says first."""
+
+    server: ServerInfo
+    address: str
+    started_by: str
+    """The command that started the server; empty if it ran already."""
+    command: str
+    date: str
+    """Of the begin, ISO 8601 with the offset to UTC."""
+    machine: str
+    """That the requests came from."""
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, value) of the server and of who asked it."""
+        served = f"started by `{self.started_by}`" if self.started_by else f"at {self.address}"
+        return [("server", f"Pilotfish {self.server.version}, {served}"), ("asked from", self.machine)]
+
+
+def of_this_process(server: ServerInfo, address: str, up: str | None, began: datetime) -> Origin:
+    """The origin of a report that this command makes.
+
+    Args:
+        server: what it says of itself.
+        address: of the server.
+        up: flags of the ``pilotfish up`` that started it; None if it ran already.
+        began: when, with its time zone.
+    """
+    return Origin(
+        server=server,
+        address=address,
+        started_by="" if up is None else f"pilotfish up {up}".strip(),
+        command=shlex.join(["pilotfish", *sys.argv[1:]]),
+        date=began.isoformat(timespec="seconds"),
+        machine=this_machine(),
+    )
+
+
+def this_machine() -> str:
+    """Processor, cores and system, in one line."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return f"{_processor()}, {cores} core{'' if cores == 1 else 's'}, {system}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown processor"
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or "unknown processor")
