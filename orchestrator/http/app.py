@@ -14,8 +14,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from orchestrator.generation import Generation
-from orchestrator.http.base import body_error
-from orchestrator.http.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody
+from orchestrator.http.bodies.base import body_error
+from orchestrator.http.bodies.chat import ChatBody
+from orchestrator.http.bodies.completions import CompletionBody
+from orchestrator.http.bodies.responses import ResponseBody
+from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.http.chat import chat
 from orchestrator.http.completions import complete
 from orchestrator.http.errors import ApiError, api_error

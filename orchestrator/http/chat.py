@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from orchestrator.generation import Generation
-from orchestrator.http.bodies import ChatBody
+from orchestrator.http.bodies.chat import ChatBody
 from orchestrator.http.calls import respond
 from orchestrator.http.classic import ClassicWriter
 from orchestrator.http.conversation import Plan, plan

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.core.finish import FinishReason
-from orchestrator.http.bodies import Classic
+from orchestrator.http.bodies.classic import Classic
 from orchestrator.http.calls import Writer
 from orchestrator.http.rounds import round_of
 from orchestrator.http.sse import DONE, event

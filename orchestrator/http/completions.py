@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from orchestrator.generation import Generation
-from orchestrator.http.bodies import CompletionBody
+from orchestrator.http.bodies.completions import CompletionBody
 from orchestrator.http.calls import respond
 from orchestrator.http.classic import ClassicWriter
 from orchestrator.http.forms import Form, form_of

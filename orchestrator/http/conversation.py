@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.generation import Generation
-from orchestrator.http.bodies import ChatMessage, NamedTool, Tool, ToolChoice
+from orchestrator.http.bodies.chat import ChatMessage
+from orchestrator.http.bodies.tools import NamedTool, Tool, ToolChoice
 from orchestrator.http.errors import invalid
 from orchestrator.http.forms import Form, tag
 from orchestrator.http.tools import ForcedCalls, Function, Reader, Text, Writing, writing_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.http.bodies import ResponseFormat, StructuredOutputs, TextFormat
+from orchestrator.http.bodies.forms import ResponseFormat, StructuredOutputs, TextFormat
 
 _JSON = {"type": "json_schema", "max_whitespace_cnt": 40}  # as of a schema by itself; see pilotfish/runtime/grammar.py
 _ANY = _JSON | {"json_schema": {"type": "object"}}

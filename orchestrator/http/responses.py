@@ -12,7 +12,9 @@ from starlette.responses import Response
 
 from orchestrator.core.finish import FinishReason
 from orchestrator.generation import Generation
-from orchestrator.http.bodies import ChatMessage, FunctionCall, NamedTool, ResponseBody, ResponseItem, ToolCall
+from orchestrator.http.bodies.chat import ChatMessage
+from orchestrator.http.bodies.responses import ResponseBody, ResponseItem
+from orchestrator.http.bodies.tools import FunctionCall, NamedTool, ToolCall
 from orchestrator.http.calls import NAMES, Writer, respond
 from orchestrator.http.conversation import Plan, plan
 from orchestrator.http.errors import ApiError, api_error

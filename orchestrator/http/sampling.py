@@ -8,7 +8,8 @@ from typing import Any
 from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
 from orchestrator.generation import Ask
-from orchestrator.http.bodies import Classic, Sampling
+from orchestrator.http.bodies.classic import Classic
+from orchestrator.http.bodies.sampling import Sampling
 from orchestrator.http.forms import Form
 from pilotfish.errors import InvalidArgumentError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.generation import Generation
-from orchestrator.http.bodies import DetokenizeBody, TokenizeBody
+from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.http.conversation import template_messages, template_tool
 from orchestrator.http.logprobs import token_text
 from pilotfish.steps import require

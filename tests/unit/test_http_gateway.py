@@ -13,8 +13,10 @@ import pytest
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.http.base import Body, is_ignored, refusal_of
-from orchestrator.http.bodies import ChatBody, CompletionBody, ResponseBody
+from orchestrator.http.bodies.base import Body, is_ignored, refusal_of
+from orchestrator.http.bodies.chat import ChatBody
+from orchestrator.http.bodies.completions import CompletionBody
+from orchestrator.http.bodies.responses import ResponseBody
 from orchestrator.http.errors import api_error
 from orchestrator.http.gateway import Gateway
 from orchestrator.http.keys import Keys, read_keys

@@ -67,18 +67,14 @@ class Refusal:
 
 def refused(why: str, *harmless: Any) -> Any:
     """Declares a field that is not offered; null and the ``harmless`` values pass."""
-    return _declared(Refusal(why, harmless), why)
+    declared: Any = Field(None, description=f"Refused: {why}")
+    declared.metadata.append(Refusal(why, harmless))
+    return declared
 
 
 def ignored(why: str) -> Any:
     """Declares a field that may be sent and changes nothing."""
     return Field(None, description=why, json_schema_extra={"ignored": True})
-
-
-def _declared(refusal: Refusal, why: str) -> Any:
-    declared: FieldInfo = Field(None, description=f"Refused: {why}")  # type: ignore[assignment]
-    declared.metadata.append(refusal)
-    return declared
 
 
 def refusal_of(field: FieldInfo) -> Refusal | None:

@@ -1,0 +1,74 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from orchestrator.http.bodies.base import Body, ignored, refused, wrong_field
+from orchestrator.http.bodies.classic import Classic
+from orchestrator.http.bodies.conversation import Content, Conversation
+from orchestrator.http.bodies.tools import Tool, ToolCall, ToolChoice, check_choice, read_choice
+
+
+class ChatMessage(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: Any = ignored("models here do not refuse apart from their text")
+    audio: Any = refused("only text is read")
+    annotations: Any = ignored("models here cite nothing")
+    function_call: Any = refused("use tool_calls")
+
+    @model_validator(mode="after")
+    def _has_content(self) -> ChatMessage:
+        if self.content is None and not self.tool_calls:
+            raise wrong_field("content", "is missing; only an assistant that calls tools may have none")
+        if self.tool_calls and self.role != "assistant":
+            raise wrong_field("tool_calls", "belongs to messages of the assistant")
+        if (self.tool_call_id is not None) is not (self.role == "tool"):
+            raise wrong_field("tool_call_id", "belongs to messages of role tool, and to each of them")
+        return self
+
+
+class ChatBody(Classic, Conversation):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    """As many as fit where nothing is said."""
+    max_tokens: int | None = None
+    """The older name of max_completion_tokens."""
+    logprobs: bool | None = None
+    """Gives each token's logprob."""
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(read_choice)] = None
+    """auto where there are tools; required and a named function force a call of that form."""
+    add_generation_prompt: Any = refused("the assistant's answer is what is generated", True)
+    continue_final_message: Any = refused("send a plain prompt to /v1/completions", False)
+    chat_template: Any = refused("the model's own is used")
+
+    metadata: Any = ignored("nothing is stored")
+    prediction: Any = ignored("a hint for speed; the draft predicts")
+    audio: Any = refused("only text is generated")
+    modalities: Any = refused("only text is generated", ["text"])
+    functions: Any = refused("use tools", [])
+    function_call: Any = refused("use tool_choice")
+    reasoning_effort: Any = refused("the model's chat template decides; see chat_template_kwargs")
+    verbosity: Any = refused("ask the model for it")
+    web_search_options: Any = refused("nothing is searched")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise wrong_field("top_logprobs", "goes with logprobs: true only")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise wrong_field("max_tokens", "and max_completion_tokens differ; give one of them")
+        check_choice(self.tools or [], self.tool_choice)
+        return self

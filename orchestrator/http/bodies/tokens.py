@@ -1,0 +1,42 @@
+"""The bodies of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from orchestrator.http.bodies.base import Body, refused, wrong_field
+from orchestrator.http.bodies.chat import ChatMessage
+from orchestrator.http.bodies.tools import Tool
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: exactly one of prompt and messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    """Of a prompt: with the model's special tokens around it, the default; a chat template writes its own."""
+    add_generation_prompt: bool = True
+    """Of messages: ends with the beginning of the assistant's answer."""
+    return_token_strs: bool | None = None
+    """Gives the text of each token, too."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: Any = refused("send the whole text as prompt", False)
+    chat_template: Any = refused("the model's own is used")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> TokenizeBody:
+        if (self.prompt is None) is (self.messages is None):
+            raise wrong_field("prompt", "or messages must be given, and not both")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
