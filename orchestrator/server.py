@@ -102,7 +102,7 @@ class OrchestratorSettings(HttpSettings):
     support_limit: int = Field(LIMITS.support_limit, ge=1, le=1024)
     """Most token ids on which a sampled draft is drawn. More keep slightly more drafts, at 8 bytes each."""
 
-    early_drafts: bool = False
+    early_drafts: bool = LIMITS.early_drafts
     """A row that drafts one token at a time drafts again as soon as the target has answered, from both outcomes, before
     either is known: hides the orchestrator's work behind the draft, which has twice the rows. Pays where these cost the
     draft no time; not on a CPU. Heads by the match rule only."""

@@ -66,7 +66,7 @@ class Limits:
     tree_nodes: int | None = 0
     """Nodes in a proposal, for drafters that grow trees; 0 asks for chains. None: the server chooses, from round to
     round."""
-    early_drafts: bool = True
+    early_drafts: bool = False
     """Rows with a draft length of 1 draft as soon as the target has answered, from both outcomes; see ``early``."""
 
     @property

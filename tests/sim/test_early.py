@@ -15,9 +15,11 @@ from orchestrator.core.acceptance import Rule
 from orchestrator.core.scheduler import Limits
 from pilotfish.steps import FeatureRule
 
+EARLY = Limits(early_drafts=True)
 
-def deployed(limits: Limits | None = None, agreement: float = 0.6, costs: Costs | None = None) -> Simulator:
-    simulator = Simulator(limits or Limits())
+
+def deployed(limits: Limits = EARLY, agreement: float = 0.6, costs: Costs | None = None) -> Simulator:
+    simulator = Simulator(limits)
     simulator.open_target(pages=64, features=STATES)
     simulator.open_draft("d0", pages=64, features=STATES, agreement=agreement, costs=costs)
     return simulator
@@ -112,7 +114,7 @@ def test_an_answer_that_the_replica_could_not_take_is_not_sent_to_it() -> None:
 @pytest.mark.parametrize(("target_tokens", "draft_tokens"), [(9, 256), (256, 9), (7, 7)])
 def test_no_step_is_larger_than_its_worker_takes(target_tokens: int, draft_tokens: int) -> None:
     """The fake workers refuse such a step; what has no room in one keeps the ordinary schedule."""
-    simulator = Simulator(Limits())
+    simulator = Simulator(EARLY)
     simulator.open_target(pages=64, features=STATES, max_step_tokens=target_tokens)
     simulator.open_draft("d0", pages=64, features=STATES, agreement=0.6, max_step_tokens=draft_tokens)
     for index in range(6):
@@ -150,7 +152,7 @@ def test_what_waits_for_a_prefill_is_not_taken_for_the_time_of_a_pass() -> None:
 )
 def test_any_mix_of_events_leaves_true_pairs_and_exact_texts(happened: list[events.Event], step_tokens: int) -> None:
     """Preempted, cancelled, moved, late, lost, opened anew: every pair is checked whenever a head reads it."""
-    simulator = Simulator(Limits(max_rows=6), draft_deadline=2000)
+    simulator = Simulator(Limits(max_rows=6, early_drafts=True), draft_deadline=2000)
     simulator.open_target(pages=32, features=STATES)
     simulator.open_draft("d", pages=40, features=STATES, max_step_tokens=step_tokens)
     events.Player(simulator, pages=32, features=STATES).play(happened)

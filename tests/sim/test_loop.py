@@ -64,7 +64,7 @@ class Served:
     """A loop with a target, heads, and one request that drafts one token at a time; the test plays its rounds."""
 
     def __init__(self, *heads: str, prompt_length: int = 10) -> None:
-        self.loop = Loop(Scheduler(Limits()), self._read, draft_timeout_s=0.01, target_timeout_s=60.0)
+        self.loop = Loop(Scheduler(Limits(early_drafts=True)), self._read, draft_timeout_s=0.01, target_timeout_s=60.0)
         self.open_target()
         self.heads = {name: self.open_head(name) for name in heads}
         self.reads, self.reads_fail = 0, False
