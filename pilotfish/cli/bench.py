@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import math
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from pilotfish.cli import options
 from pilotfish.cli.console import note, stderr, stdout
-from pilotfish.cli.running import running_server
+from pilotfish.cli.running import INTERRUPTED, running_server, up_flags
 from pilotfish.cli.up import MAX_DRAFT_LENGTH
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -40,7 +39,6 @@ _CONTRADICTIONS = {
     ("prompts", "synthetic"): "--prompts and --synthetic both say what to ask; give one",
     ("synthetic", "max_tokens"): "--synthetic has the number of tokens already, as OUT; leave --max-tokens out",
 }
-_INTERRUPTED = 130  # exit code, as of a command that Ctrl-C ends
 
 Number = TypeVar("Number", int, float)
 
@@ -99,7 +97,7 @@ def bench(
     from pilotfish.bench.experiment import Sweep, Synthetic
 
     _refuse_contradictions(context)
-    flags = _flags(up)
+    flags = None if up is None else up_flags(up)
     if out is not None:
         _prepare(out)
     lengths = _lengths(synthetic)
@@ -119,7 +117,7 @@ def bench(
     if out is not None:
         _write(report, out)
     if not is_whole:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if any(result.failures for result in report.results):
         raise typer.Exit(1)
 
@@ -131,14 +129,6 @@ def _refuse_contradictions(context: typer.Context) -> None:
     for pair, why in _CONTRADICTIONS.items():
         if given >= set(pair):
             raise typer.BadParameter(why)
-
-
-def _flags(up: str | None) -> list[str] | None:
-    """What to start a server with; None starts none."""
-    try:
-        return None if up is None else shlex.split(up)
-    except ValueError as error:
-        raise typer.BadParameter(f"--up is {up!r}, which is no command line ({error})") from error
 
 
 async def _measure(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,7 +20,7 @@ from rich.text import Text
 from pilotfish.check.setting import Setting
 from pilotfish.cli import options
 from pilotfish.cli.console import note, stderr, stdout
-from pilotfish.cli.running import running_server
+from pilotfish.cli.running import INTERRUPTED, running_server, up_flags
 from pilotfish.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from pilotfish.check.report import Report
     from pilotfish.check.results import Result, Status
 
-_INTERRUPTED = 130  # exit code, as of a command that Ctrl-C ends
 _STYLES: dict[Status, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
@@ -109,7 +107,7 @@ def check(
         report.write_text(page(found), encoding="utf-8")
         note(f"wrote {report}")
     if not is_whole:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if found.status == "failed":
         raise typer.Exit(1)
 
@@ -132,10 +130,7 @@ def _flags(up: str, server: str | None) -> list[str]:
     """What to start a server with."""
     if up and server is not None:
         raise typer.BadParameter("--up starts a server and --server names a running one; give one of them")
-    try:
-        return shlex.split(up)
-    except ValueError as error:
-        raise typer.BadParameter(f"--up is {up!r}, which is no command line ({error})") from error
+    return up_flags(up)
 
 
 def _prepare(report: Path) -> None:

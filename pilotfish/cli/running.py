@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -9,11 +10,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+import typer
 from rich.text import Text
 
 from pilotfish.cli.children import die_with_parent
 from pilotfish.cli.console import stderr, waiting
 from pilotfish.errors import UnavailableError
+
+INTERRUPTED = 130  # exit code, as of a command that Ctrl-C ends
+
+
+def up_flags(text: str) -> list[str]:
+    """The flags that ``--up`` gives as one text.
+
+    Raises:
+        typer.BadParameter: a quotation mark is missing, or the like.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--up is {text!r}, which is no command line ({error})") from error
 
 
 @contextmanager
