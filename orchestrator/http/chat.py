@@ -17,7 +17,7 @@ from orchestrator.http.errors import api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs, prompt_logprobs
 from orchestrator.http.sampling import ask, classic_asked, room
-from orchestrator.http.tools import Arguments, CallBegins, Part, Words
+from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Words
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import PilotfishError

@@ -12,7 +12,8 @@ from orchestrator.http.bodies.chat import ChatMessage
 from orchestrator.http.bodies.tools import NamedTool, Tool, ToolChoice
 from orchestrator.http.errors import invalid
 from orchestrator.http.forms import Form, tag
-from orchestrator.http.tools import ForcedCalls, Function, Reader, Text, Writing, writing_of
+from orchestrator.http.tool_reading import ForcedCalls, Reader, Text
+from orchestrator.http.tool_writing import Function, Writing, writing_of
 
 
 @dataclass(frozen=True)

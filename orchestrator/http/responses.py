@@ -22,7 +22,7 @@ from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs
 from orchestrator.http.sampling import DEFAULT_TEMPERATURE, ask, asked, room
 from orchestrator.http.sse import event
-from orchestrator.http.tools import Arguments, CallBegins, Part, Words
+from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Words
 from orchestrator.http.usage import UsageCount
 from orchestrator.outputs import Event, Finished, Piece
 from orchestrator.tokenizer import Tokenizer

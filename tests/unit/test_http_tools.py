@@ -10,20 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.http.tools import (
-    BARE,
-    HERMES,
-    Arguments,
-    CallBegins,
-    ForcedCalls,
-    Function,
-    Part,
-    Reader,
-    Text,
-    Words,
-    Writing,
-    writing_of,
-)
+from orchestrator.http.tool_reading import Arguments, CallBegins, ForcedCalls, Part, Reader, Text, Words
+from orchestrator.http.tool_writing import BARE, HERMES, Function, Writing, writing_of
 
 NAMES = ("weather", "time")
 Found = tuple[str, list[tuple[str, Any]]]

@@ -1,9 +1,4 @@
-"""Tool calls: how a model writes them, and what becomes of that text.
-
-Two ways of writing are known, told apart by the model's chat template:
-
-- Hermes, Qwen, SmolLM3: ``<tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>``, any number, text before them
-- Llama 3 and all others: ``{"name": "f", "parameters": {...}}`` and nothing else
+"""Calls of tools told apart from text, in an answer that comes in pieces.
 
 Calls that are forced (``tool_choice`` required or by name) are written under a grammar, so that their arguments can be
 streamed as they come. Where the model may call or not, a call is told apart from text only once it is complete and
@@ -16,11 +11,11 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENT_NAMES = ("arguments", "parameters")
 _BEGINNING = re.compile(
     r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:' + "|".join(_ARGUMENT_NAMES) + r')"\s*:\s*(?=\{)'
@@ -50,77 +45,6 @@ class Arguments:
 
 
 Part = Words | CallBegins | Arguments
-
-
-@dataclass(frozen=True)
-class Function:
-    """What may be called.
-
-    Attributes:
-        name: of the function.
-        parameters: JSON Schema of its arguments.
-    """
-
-    name: str
-    parameters: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Writing:
-    """How a model writes calls.
-
-    Attributes:
-        opening: what a call begins with.
-        argument_name: key of the arguments.
-        closing: what a call ends with.
-    """
-
-    opening: str
-    argument_name: str
-    closing: str
-
-    @property
-    def has_tags(self) -> bool:
-        """Whether calls stand between tags, so that there may be several, and text before them."""
-        return bool(self.closing)
-
-    def reader(self, names: Collection[str]) -> Reader:
-        """For an answer that may call one of the functions."""
-        return _TaggedCalls(names) if self.has_tags else _BareCall(names)
-
-    def only_calls(self, functions: Sequence[Function], several: bool) -> dict[str, Any]:
-        """A format of xgrammar's structural tags: calls and nothing else, one or, if they have tags, several."""
-        return {
-            "type": "tags_with_separator",
-            "tags": self._tags(functions),
-            "separator": "\n",
-            "at_least_one": True,
-            "stop_after_first": not (several and self.has_tags),
-        }
-
-    def calls_in_text(self, functions: Sequence[Function], several: bool) -> dict[str, Any]:
-        """A format of xgrammar's structural tags: text in which whatever begins like a call is one."""
-        return {
-            "type": "triggered_tags",
-            "triggers": [self.opening + '{"name": "'],
-            "tags": self._tags(functions),
-            "stop_after_first": not (several and self.has_tags),
-        }
-
-    def _tags(self, functions: Sequence[Function]) -> list[dict[str, Any]]:
-        return [
-            {
-                "type": "tag",
-                "begin": f'{self.opening}{{"name": {json.dumps(function.name)}, "{self.argument_name}": ',
-                "content": {"type": "json_schema", "json_schema": function.parameters, "max_whitespace_cnt": 1},
-                "end": "}" + self.closing,
-            }
-            for function in functions
-        ]
-
-
-HERMES = Writing(f"{_OPEN}\n", "arguments", f"\n{_CLOSE}")
-BARE = Writing("", "parameters", "")
 
 
 class Reader(ABC):
@@ -201,7 +125,7 @@ class _ObjectEnd:
             self.is_over = self._depth == 0
 
 
-class _TaggedCalls(Reader):
+class TaggedCalls(Reader):
     """Text, and calls in tags; white space around calls is no text."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -212,14 +136,14 @@ class _TaggedCalls(Reader):
     def push(self, text: str) -> Iterator[Part]:
         """Text at once, but for what is held; calls when they are complete."""
         self._held += text
-        while (start := self._held.find(_OPEN)) >= 0:
-            end = self._held.find(_CLOSE, start)
+        while (start := self._held.find(OPEN)) >= 0:
+            end = self._held.find(CLOSE, start)
             if end < 0:
                 yield from self._release(len(self._held[:start].rstrip()))
                 return
-            call, rest = self._held[start + len(_OPEN) : end], self._held[end + len(_CLOSE) :]
+            call, rest = self._held[start + len(OPEN) : end], self._held[end + len(CLOSE) :]
             if (parts := _parse(call, self._names)) is None:  # looks like one, and is text
-                yield from self._release(end + len(_CLOSE))
+                yield from self._release(end + len(CLOSE))
                 continue
             yield from self._release(len(self._held[:start].rstrip()))
             yield from parts
@@ -228,7 +152,7 @@ class _TaggedCalls(Reader):
 
     def finish(self) -> Iterator[Part]:
         """What was held back; an answer may end without the last closing tag."""
-        before, tag, call = self._held.partition(_OPEN)
+        before, tag, call = self._held.partition(OPEN)
         parts = _parse(call, self._names) if tag else None
         if parts is not None:
             yield from self._release(len(before.rstrip()))
@@ -243,12 +167,12 @@ class _TaggedCalls(Reader):
 
     def _open_tag(self) -> int:
         """Where a tag could begin that is not complete, else the end."""
-        lengths = range(min(len(_OPEN) - 1, len(self._held)), 0, -1)
-        found = next((length for length in lengths if self._held.endswith(_OPEN[:length])), 0)
+        lengths = range(min(len(OPEN) - 1, len(self._held)), 0, -1)
+        found = next((length for length in lengths if self._held.endswith(OPEN[:length])), 0)
         return len(self._held) - found
 
 
-class _BareCall(Reader):
+class BareCall(Reader):
     """Text, or one call and nothing else."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -269,11 +193,6 @@ class _BareCall(Reader):
         """The call, or what only looked like one."""
         if self._held:
             yield from _parse(self._held, self._names) or [Words(self._held)]
-
-
-def writing_of(template: str) -> Writing:
-    """How a model with this chat template writes calls."""
-    return HERMES if _OPEN in template else BARE
 
 
 def _parse(text: str, names: Collection[str]) -> list[Part] | None:
