@@ -119,6 +119,8 @@ class Grammars:
             if matcher is not None:
                 for node, path in enumerate(paths):
                     self._fill(matcher, grammar, path, bits, node)
+                # Only now: one that failed on its way stands nobody knows where.
+                self._matchers.put((grammar, completion.tobytes()), matcher)
         except (RuntimeError, InvalidArgumentError, FailedPreconditionError) as error:
             # It harms the row alone: nothing may follow any of its nodes.
             log.warning("a %s grammar cannot be followed: %s", grammar.kind.name, error)
@@ -129,9 +131,9 @@ class Grammars:
     def _behind(
         self, grammar: Grammar, compiled: xgrammar.CompiledGrammar, completion: Ints
     ) -> xgrammar.GrammarMatcher | None:
-        """A matcher that stands behind a completion; None if that breaks the grammar.
+        """A matcher that stands behind a completion, no longer in the cache; None if that breaks the grammar.
 
-        It was brought there from the longest beginning that one stood behind, and is found there again. A row that
+        It was brought there from the longest beginning that one stood behind, and is to be put back. A row that
         goes on otherwise from the same beginning finds none left, and gets one of its own from the start: a copy
         would cost as much, since matchers remember all the way that they came.
         """
@@ -148,7 +150,6 @@ class Grammars:
             matcher.rollback(taken)
             self._matchers.put((grammar, tokens[: known * size]), matcher)
             return None
-        self._matchers.put((grammar, tokens), matcher)
         return matcher
 
     def _fill(

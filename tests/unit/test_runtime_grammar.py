@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import ints
@@ -86,6 +87,22 @@ def test_a_completion_that_breaks_its_grammar_harms_no_other(grammars: Grammars)
     for _ in range(3):
         found = [grammars.masks(regex(), ints(*completion), [[]]) for completion in (good, broken, good)]
         assert [int(mask.sum()) for mask in found if mask is not None] == [len(twin(good)), 0, len(twin(good))]
+
+
+def test_a_matcher_that_fails_on_its_way_is_not_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(folder, waits=True)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fail)
+        masks = grammars.masks(regex(), ints(*ids("a")), [ids("bbbb")])
+        assert masks is not None
+        assert not masks.any()
+    masks = grammars.masks(regex(), ints(*ids("a")), [[]])
+    assert masks is not None
+    assert set(np.flatnonzero(masks[0]).tolist()) == twin(ids("a"))
 
 
 def test_special_tokens_never_follow_but_the_end(grammars: Grammars) -> None:
