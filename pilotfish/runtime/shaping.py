@@ -25,6 +25,8 @@ from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.slots import Longs
 from pilotfish.steps import DraftStep, Grammar, Ints, ShapingRows, TokenRows
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 Path = Callable[[int], Sequence[int]]
 """Tokens that lead to a node from what its row has cached, its own the last; asked for nodes of rows that ask only."""
 
@@ -249,6 +251,7 @@ class _Row:
         own = logits.index_select(1, index)
         if self._repetition != 1:
             penalised = torch.where(own > 0, own / self._repetition, own * self._repetition)
+            penalised.clamp_(max=_LARGEST)  # a penalty next to 0 overflows, and infinite logits have no law
             own = torch.where(torch.from_numpy(seen[:, has_one]).to(logits.device), penalised, own)
         own = own - self._frequency * times - self._presence * (times > 0)
         logits.index_copy_(1, index, own)

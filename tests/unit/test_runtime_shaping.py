@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import Row, Shape, ints, shaping_rows, token_rows
+from rows import Row, Shape, ints, sampling_rows, shaping_rows, token_rows
 from shaped import shaped_slowly
 from torch import Tensor
 from transformers import (
@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime import sampling
 from pilotfish.runtime.grammar import Grammars
 from pilotfish.runtime.shaping import Shaper, read_history
 from pilotfish.runtime.slots import path_to
@@ -118,6 +119,16 @@ def test_the_repetition_penalty_is_hugging_faces(penalty: float) -> None:
     wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[*history, 5]]), logits.clone())
     shaper(Shape(0, repetition=penalty), [history])(logits, np.array([0]), lambda _: [5])
     assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("penalty", [1e-45, 1e-38, 3e38])
+def test_a_penalty_out_of_all_proportion_leaves_a_law(penalty: float) -> None:
+    logits = torch.tensor([[2.0, -3.0, 1.0, 0.0, -math.inf]])
+    shaper(Shape(0, repetition=penalty), [[0, 1, 4]])(logits, np.array([0]), lambda _: [])
+    p = sampling.probabilities(logits, sampling_rows(1))
+    assert float(p.sum()) == pytest.approx(1)
+    assert int(logits.argmax()) == (0 if penalty < 1 else 2)
+    assert p[0, 4] == 0
 
 
 def test_biases_come_before_the_penalty_as_in_hugging_face() -> None:
