@@ -180,8 +180,8 @@ class _Writer(Writer):
                     more = {"delta": text, "logprobs": self._take_logprobs()}
                     yield self._item_event("response.output_text.delta", content_index=0, **more)
                 case CallBegins(call_id, name):
+                    self._held = []  # the call's, which has no place for them
                     yield from self._close()
-                    self._held = []
                     yield from self._open_call(call_id, name)
                 case Arguments(text):
                     self._item["arguments"] += text
@@ -221,7 +221,7 @@ class _Writer(Writer):
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
-        """Those that have not left, now part of the message; those of a call have no place."""
+        """Those that have not left, now part of the message."""
         taken, self._held = self._held, []
         self._item["content"][0]["logprobs"] += taken
         return taken
