@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from orchestrator.admission import MAX_TOP_LOGPROBS
 from orchestrator.http.bodies.base import ignored, refused, wrong
 from orchestrator.http.bodies.sampling import Sampling
-
-MAX_LOGPROBS = 20
-"""Most alternatives per token, as OpenAI allows."""
 
 
 def _content(value: Any) -> Any:
@@ -40,7 +38,7 @@ class Conversation(Sampling):
     """False allows one call at most."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the model's chat template, as ``enable_thinking``."""
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     """The likeliest alternatives of each token, so many; goes with logprobs in a chat, with include in a response."""
 
     store: Any = ignored("nothing is stored")
