@@ -1,8 +1,8 @@
 """What every way in has in common: an ask comes in, events go out.
 
-A protocol (``service`` for gRPC) turns its messages into an ``Ask`` and the events of the ``Answer`` into its own;
-it decides nothing. All that is refused is refused here, in ``admission`` and by the scheduler, in the same words for
-every protocol.
+A protocol (``service`` for gRPC, ``http`` for OpenAI's) turns its messages into an ``Ask`` and the events of the
+``Answer`` into its own; it decides nothing. All that is refused is refused here, in ``admission`` and by the scheduler,
+in the same words for every protocol.
 """
 
 from __future__ import annotations
@@ -213,12 +213,15 @@ class Generation:
         is_scored = ask.asked.prompt_logprobs is not None
         prompt = self._prompt(ask.prompt) if ask.asked.echo or is_scored else None
         events = Events(watch, begin_with_prompt=prompt is not None)
-        submit = partial(self._submit, requests, ask.asked.stop, events, prompt if is_scored else None)
+
+        def submit() -> None:
+            self._submit(requests, ask.asked.stop, events, prompt if is_scored else None)
+            if watch is not None:
+                watch.began(len(requests), requests[0].params.max_tokens)
+
         grammar = requests[0].params.shaping.grammar
         if grammar is None:
             submit()
-        if watch is not None:
-            watch.began(len(requests), requests[0].params.max_tokens)
         if prompt is not None and not is_scored:
             events.put(prompt)
         queue = None if grammar is None else partial(self._queue_with, grammar, submit)

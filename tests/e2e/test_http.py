@@ -801,6 +801,15 @@ def test_metrics_count_what_was_served(deployment: Deployment, client: openai.Op
     assert metric(http, "pilotfish:draft_replicas") == 1
 
 
+def test_metrics_do_not_count_what_was_refused(http: httpx2.Client) -> None:
+    names = ("vllm:request_params_n_count", "vllm:request_success_total")
+    before = [metric(http, name) for name in names]
+    body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT}
+    for refused in ({"temperature": -1}, {"structured_outputs": {"regex": "("}}):  # the latter by the target
+        assert http.post("/v1/completions", json=body | refused).status_code == 400
+    assert [metric(http, name) for name in names] == before
+
+
 # Keys, limits, a target that is away
 
 
