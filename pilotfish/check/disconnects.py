@@ -15,6 +15,7 @@ from pilotfish.client.params import SamplingParams
 from pilotfish.client.results import Completion
 
 _WAVES = 3
+_VISITS, _QUICK_VISITS = 48, 24  # of a wave
 _LONGEST_STAY = 20  # tokens
 _ALWAYS_FINE_S = 5.0
 
@@ -34,7 +35,7 @@ async def disconnects(asker: Asker) -> AsyncIterator[Result]:
     endless = SamplingParams(max_tokens=room, ignore_eos=True)
     wait_s = 0.0
     for wave in range(_WAVES):
-        stays = [rng.randrange(_LONGEST_STAY) for _ in range(asker.some(48, 24))]
+        stays = [rng.randrange(_LONGEST_STAY) for _ in range(asker.some(_VISITS, _QUICK_VISITS))]
         await asker.leave(
             f"wave {wave + 1}", [(PROMPTS[at % len(PROMPTS)], endless, stay) for at, stay in enumerate(stays)]
         )

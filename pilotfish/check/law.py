@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 _LENGTH = 40  # tokens of an answer; the longer, the more shows of noise that is used twice
 _RECENT = 8  # tokens in which a repetition is looked for
 _DRAFT_LENGTHS = (1, 2, 4, None)
-_SETTINGS = {"temperature 1": SamplingParams(temperature=1.0), "top_k": SamplingParams(temperature=0.7, top_k=TOP)}
+
+
+def cases() -> dict[str, SamplingParams]:
+    """What is asked, by name: two settings under every rule; one also without speculation, and without a seed."""
+    rules: dict[str, Way] = {rule: {"acceptance": rule} for rule in RULES}
+    hot, few = SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_k=TOP)
+    ways: dict[str, Way] = {"speculation off": OFF, **rules, "no seed": {}}
+    return {
+        **{f"temperature 1 × {name}": replace(hot, **way) for name, way in ways.items()},
+        **{f"top_k × {name}": replace(few, **way) for name, way in rules.items()},
+    }
 
 
 async def law(asker: Asker) -> AsyncIterator[Result]:
@@ -36,13 +46,9 @@ async def law(asker: Asker) -> AsyncIterator[Result]:
     if reason := asker.lacks("logprobs"):
         yield skipped("all", reason)
         return
-    rules: dict[str, Way] = {rule: {"acceptance": rule} for rule in RULES}
-    for name, params in _SETTINGS.items():
-        ways = {"speculation off": OFF, **rules, "no seed": {}} if not params.top_k else rules
-        for rule, way in ways.items():
-            questions = list(_questions(asker, f"{name} × {rule}", replace(params, **way)))
-            async for result in _of(asker, f"{name} × {rule}", questions):
-                yield result
+    for name, params in cases().items():
+        async for result in _of(asker, name, list(_questions(asker, name, params))):
+            yield result
 
 
 def _questions(asker: Asker, name: str, params: SamplingParams) -> Iterator[Question]:
