@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from deployment import Deployment
 from safetensors.torch import load_file, save_file
 from tiny_heads import FORMATS
 
-from draft_svc.drafters import Drafter, create_drafter
+from draft_svc.drafters import Drafter, Proposals, create_drafter
 from draft_svc.drafters.model import ModelDrafter
 from draft_svc.server import DraftConfig
+from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel, load_model
+from pilotfish.steps import DraftStep
 
 DRAFTS = [
     ("near", "off"),
@@ -34,6 +37,29 @@ def medusa(folder: Path, target: Path) -> Path:
     blocks = {f"blocks.{j}.layers.0.weight": torch.randn(width, width, generator=generator) / 8 for j in range(3)}
     save_file(blocks, folder / "model.safetensors")
     return folder
+
+
+def load_head(head: Path, target: Path, **settings: Any) -> Drafter:
+    """The head of a folder, for the target of another."""
+    defaults = {"model": head, "target_model": target, "pages": 256, "dtype": "float32", "device": "cpu"}
+    return create_drafter(DraftConfig(**(defaults | settings)))
+
+
+@dataclass
+class Wrapped(Drafter):
+    """A drafter in the place of another, which it asks."""
+
+    drafter: Drafter
+
+    def __post_init__(self) -> None:
+        self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.drafter.info
+
+    def propose(self, step: DraftStep) -> Proposals:
+        return self.drafter.propose(step)
 
 
 @contextmanager
@@ -61,8 +87,7 @@ def drafting(
         drafter = target if kind == "self" else load_model(folder, dtype="float32", layers=2)
     else:
         head = medusa(where / "head", folder) if kind == "medusa" else FORMATS[kind].write(where / "head")
-        paths: dict[str, Any] = {"model": head, "target_model": folder}
-        drafter = create_drafter(DraftConfig(**paths, pages=256, dtype="float32", device="cpu", tree_width=4))
+        drafter = load_head(head, folder, tree_width=4)
         features = drafter.info.features
     if wrap is not None:
         own = drafter if isinstance(drafter, Drafter) else ModelDrafter(drafter, pages=256)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import make_tiny_llama
 
 from pilotfish.runtime.loading import LoadedModel, load_model
@@ -35,3 +36,15 @@ def other_draft(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """Another model of the same tokenizer: a useless draft."""
     folder = make_tiny_llama(tmp_path_factory.mktemp("other"), layers=1, seed=9)
     return load_model(folder, dtype="float32", name="other")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target of ``drafts``: 3 layers."""
+    torch.set_num_threads(1)
+    return make_tiny_llama(tmp_path_factory.mktemp("target"), seed=1, layers=3)
+
+
+@pytest.fixture(scope="session")
+def target(folder: Path) -> LoadedModel:
+    return load_model(folder, dtype="float32")

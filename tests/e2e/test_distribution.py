@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 from deployment import Deployment
+from drafts import Wrapped
 from rows import Shape
 from scipy.stats import chi2
 from shaped import shaped_slowly
 from tiny_heads import FORMATS
 from tiny_models import load_reference, make_tiny_llama
 
-from draft_svc.drafters import Drafter, Proposals, create_drafter
+from draft_svc.drafters import Proposals, create_drafter
 from draft_svc.server import DraftConfig
 from pilotfish import AsyncClient, SamplingParams
-from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.steps import DraftStep
 
@@ -140,21 +140,13 @@ def test_draws_follow_the_targets_law(
 
 
 @dataclass
-class Counted(Drafter):
+class Counted(Wrapped):
     """Notes how many nodes it proposed in trees that branch."""
 
-    drafter: Drafter
     branching: int = 0
 
-    def __post_init__(self) -> None:
-        self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.drafter.info
-
     def propose(self, step: DraftStep) -> Proposals:
-        proposals = self.drafter.propose(step)
+        proposals = super().propose(step)
         self.branching += len(proposals.parents)
         return proposals
 

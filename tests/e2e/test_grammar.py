@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from deployment import Deployment
-from drafts import DRAFTS, drafting
-from tiny_models import EOS_ID, byte_tokenizer, make_tiny_llama
+from drafts import DRAFTS, Wrapped, drafting
+from tiny_models import EOS_ID, byte_tokenizer
 
-from draft_svc.drafters import Drafter, Proposals
+from draft_svc.drafters import Proposals
 from pilotfish import Client, Completion, FailedPreconditionError, InvalidArgumentError, SamplingParams
-from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.steps import DraftStep
 
@@ -62,17 +60,6 @@ GRAMMARS: dict[str, tuple[dict[str, Any], Reads]] = {
     "penalised": ({"json_schema": SCHEMA, "repetition_penalty": 1.3, "logit_bias": LESS_SPACE}, read_schema),
 }
 Texts = dict[tuple[str, float], list[tuple[int, ...]]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return make_tiny_llama(tmp_path_factory.mktemp("target"), seed=1, layers=3)
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> LoadedModel:
-    return load_model(folder, dtype="float32")
 
 
 def write(client: Client, name: str, **params: Any) -> list[Completion]:
@@ -120,20 +107,11 @@ def test_texts_keep_to_their_grammar_and_are_the_targets_own(
 
 
 @dataclass
-class Heedless(Drafter):
+class Heedless(Wrapped):
     """A drafter that shapes nothing: its drafts break the grammar all the time."""
 
-    drafter: Drafter
-
-    def __post_init__(self) -> None:
-        self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.drafter.info
-
     def propose(self, step: DraftStep) -> Proposals:
-        return self.drafter.propose(replace(step, sampling=replace(step.sampling, shaping=None)))
+        return super().propose(replace(step, sampling=replace(step.sampling, shaping=None)))
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("self", "off"), ("eagle3", "12")])

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 import torch
 from deployment import Deployment
+from drafts import Wrapped, load_head
 from safetensors.torch import load_file, save_file
 from tiny_heads import FORMATS, HIDDEN, Written
 from tiny_models import greedy_texts, load_reference, make_tiny_llama
 
-from draft_svc.drafters import Drafter, Proposals, create_drafter
+from draft_svc.drafters import Drafter, Proposals
 from draft_svc.drafters.heads import to_tensor
-from draft_svc.server import DraftConfig
 from pilotfish import Client, SamplingParams
-from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import load_model
 from pilotfish.steps import DraftStep
 from target_svc.engine import TargetEngine
@@ -40,22 +39,14 @@ class Pair:
 
 
 @dataclass
-class Recording(Drafter):
+class Recording(Wrapped):
     """A drafter that notes every pair it is sent, and how much it proposes."""
 
-    drafter: Drafter
     pairs: list[Pair] = field(default_factory=list)
     largest: int = 0
     """Nodes of the largest proposal."""
     most_rows: int = 0
     """Of a step."""
-
-    def __post_init__(self) -> None:
-        self.kinds, self.tree_width = self.drafter.kinds, self.drafter.tree_width
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.drafter.info
 
     def propose(self, step: DraftStep) -> Proposals:
         assert step.features is not None
@@ -63,7 +54,7 @@ class Recording(Drafter):
         for begin, length, start in zip(rows.row_offsets, rows.lengths, rows.starts, strict=False):
             for i in range(length):
                 self.pairs.append(Pair(int(start) + i, int(rows.token_ids[begin + i]), states[begin + i]))
-        proposals = self.drafter.propose(step)
+        proposals = super().propose(step)
         self.largest = max(self.largest, *proposals.node_counts.tolist())
         self.most_rows = max(self.most_rows, len(rows.lengths))
         return proposals
@@ -72,11 +63,6 @@ class Recording(Drafter):
 @pytest.fixture(scope="module")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("target"), seed=1, layers=3)
-
-
-def load(folder: Path, target: Path, **settings: Any) -> Drafter:
-    defaults = {"model": folder, "target_model": target, "pages": 256, "dtype": "float32", "device": "cpu"}
-    return create_drafter(DraftConfig(**(defaults | settings)))
 
 
 @contextmanager
@@ -96,7 +82,7 @@ def seeded(client: Client, seed: int, **params: Any) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_changes_no_text(name: str, tree: str, target_folder: Path, tmp_path: Path) -> None:
     """Greedy text is Hugging Face's, seeded text what the target draws without a draft; alone and together."""
-    drafter = Recording(load(FORMATS[name].write(tmp_path), target_folder, tree_width=4))
+    drafter = Recording(load_head(FORMATS[name].write(tmp_path), target_folder, tree_width=4))
     wanted, features = greedy_texts(target_folder, PROMPTS, 40), drafter.info.features
     with (
         serving(target_folder, drafter, features=features, draft_tree=tree) as deployment,
@@ -123,7 +109,7 @@ def test_single_tokens_are_drafted_from_both_outcomes_where_told_to(
     early: bool, target_folder: Path, tmp_path: Path
 ) -> None:
     drafter, wanted = (
-        Recording(load(FORMATS["own"].write(tmp_path), target_folder)),
+        Recording(load_head(FORMATS["own"].write(tmp_path), target_folder)),
         greedy_texts(target_folder, PROMPTS, 40),
     )
     serve = serving(target_folder, drafter, features=drafter.info.features, early_drafts=early)
@@ -141,7 +127,7 @@ def test_a_head_is_sent_true_states_beside_the_tokens_that_follow(
     tree: str, target_folder: Path, tmp_path: Path
 ) -> None:
     written = FORMATS["eagle3"]
-    recording = Recording(load(written.write(tmp_path), target_folder))
+    recording = Recording(load_head(written.write(tmp_path), target_folder))
     layers = [int(name.removeprefix("hidden.")) for name in written.features]
     from transformers import AutoTokenizer
 
@@ -198,7 +184,7 @@ def test_a_head_that_knows_the_target_has_its_tokens_kept(tree: str, kept: float
     Norms are scale-free, so that RMS norm of an embedding behind an identity is the target's own last state.
     """
     target = bigram_target(tmp_path / "target")
-    drafter = load(knowing_head(target, tmp_path / "head"), target)
+    drafter = load_head(knowing_head(target, tmp_path / "head"), target)
     with serving(target, drafter, features=("final",), draft_tree=tree) as deployment, deployment.client() as client:
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=41, ignore_eos=True, temperature=temperature, seed=7, draft_length=4)
@@ -211,7 +197,7 @@ def test_a_head_that_knows_the_target_has_its_tokens_kept(tree: str, kept: float
 def test_single_tokens_drafted_early_are_shaped_as_the_targets(tmp_path: Path) -> None:
     """A row of an early step reads the token before its own from the slot that the row beside it fills."""
     target = bigram_target(tmp_path / "target")
-    drafter = Recording(load(knowing_head(target, tmp_path / "head"), target))
+    drafter = Recording(load_head(knowing_head(target, tmp_path / "head"), target))
     shapes: list[dict[str, Any]] = [
         {"frequency_penalty": 2.0, "presence_penalty": 1.0},
         {"repetition_penalty": 1.5, "logit_bias": {60: 3.0, 70: -100}},

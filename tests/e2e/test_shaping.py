@@ -85,17 +85,6 @@ def reference(model: Any, prompt: list[int], fields: Mapping[str, Any]) -> tuple
     return tuple(out[0, len(prompt) :].tolist())
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return make_tiny_llama(tmp_path_factory.mktemp("target"), seed=1, layers=3)
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> LoadedModel:
-    return load_model(folder, dtype="float32")
-
-
 def texts(client: Client, fields: Mapping[str, Any], **params: Any) -> list[tuple[int, ...]]:
     asked = SamplingParams(max_tokens=LENGTH, **fields, **params)
     return [client.generate(prompt, asked).token_ids for prompt in PROMPTS]
