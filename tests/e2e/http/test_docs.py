@@ -14,7 +14,7 @@ from deployment import Deployment
 
 from pilotfish.runtime.loading import LoadedModel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ADDRESS = "127.0.0.1:8000"  # of the examples
 
 

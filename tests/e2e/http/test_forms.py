@@ -13,6 +13,7 @@ import httpx2
 import openai
 import pytest
 from deployment import Deployment
+from http_api import url
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from tiny_models import make_tiny_llama
@@ -57,17 +58,6 @@ def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     template = TEMPLATE.replace("CALL", "<tool_call>") if request.param == "hermes" else TEMPLATE
     with make_deployment(tmp_path_factory.mktemp("tools"), template) as deployment:
         yield deployment
-
-
-@pytest.fixture(scope="module")
-def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url(deployment)}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def url(deployment: Deployment) -> str:
-    assert deployment.orchestrator.gateway is not None
-    return f"http://{deployment.orchestrator.gateway.address}"
 
 
 def fits(text: str) -> bool:

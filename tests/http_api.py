@@ -1,0 +1,54 @@
+"""What tests of the OpenAI-compatible API ask, and how they look at what comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx2
+from deployment import Deployment
+
+PROMPT = "the cat and the hat"
+CHAT: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello there"}]
+MODEL = "tiny"
+GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
+
+
+def url(deployment: Deployment) -> str:
+    assert deployment.orchestrator.gateway is not None
+    return f"http://{deployment.orchestrator.gateway.address}"
+
+
+def error(answer: httpx2.Response) -> dict[str, Any]:
+    """The error of an answer, which has OpenAI's shape."""
+    body = answer.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+def metric(http: httpx2.Client, name: str, **labels: str) -> float:
+    """Sum of a metric's samples that have these labels."""
+    total = 0.0
+    for line in http.get("/metrics").text.splitlines():
+        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            total += float(line.rpartition(" ")[2])
+    return total
+
+
+def events(text: str) -> list[Any]:
+    """The data of a stream's events, the last of which says that it is done."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def wait_until_idle(deployment: Deployment) -> None:
+    """Until no request is left, and nothing is held."""
+    deadline = time.monotonic() + 30
+    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
+        assert time.monotonic() < deadline, "requests are still there"
+        time.sleep(0.01)
+    deployment.check_pools()
