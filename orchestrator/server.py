@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "pilotfish orchestrator"
 LIMITS = Limits()
+VERSION = version("pilotfish")  # reads files, and every request asks for it
 MAX_TREE_NODES = 256
 DRAFT_GRACE_S = 10.0  # how long the start waits for a draft once the target answers
 
@@ -242,7 +243,7 @@ class Orchestrator:
         model, drafts = self._target_grant, list(self.loop.drafts.values())
         return ServerInfo(
             model=self._settings.name or (model.model_id if model is not None else ""),
-            version=version("pilotfish"),
+            version=VERSION,
             max_len=min(model.max_len, model.page_count * model.page_size) if model is not None else 0,
             vocab_size=model.vocab_size if model is not None else 0,
             draft_length=self._most_drafted if self._settings.draft else 0,
