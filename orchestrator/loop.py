@@ -415,10 +415,10 @@ class Loop:
             log.exception("request %s: its output failed", run.request.id)
             self.fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))
             return
-        if run.is_stuck:
-            self.fail(run.request, FailedPreconditionError(STUCK.format(run.request.generated)))
-        elif ended:
+        if ended:  # maybe by a stop text before the place where nothing follows
             self.cancel(run.request)
+        elif run.is_stuck:
+            self.fail(run.request, FailedPreconditionError(STUCK.format(run.request.generated)))
 
     def _note_scheduled(self, batch: TargetBatch) -> None:
         for row in batch.rows:

@@ -229,6 +229,20 @@ def test_a_request_that_leaves_itself_no_token_fails_alone(
         deployment.check_pools()
 
 
+def test_a_stop_text_before_the_place_where_nothing_follows_ends_a_sample_well(
+    folder: Path, target: LoadedModel
+) -> None:
+    """Both come with one answer of the target: b, which was drafted, and that nothing follows it."""
+    (banned,) = byte_tokenizer().encode("c").ids
+    asked = SamplingParams(regex="abc", banned_token_ids=[banned], stop=["b"], n=2)
+    with Deployment(folder, target, (target,), draft_length=3) as deployment, deployment.client() as client:
+        client.generate(PROMPTS[0], SamplingParams(regex="abc"))  # the draft compiles the grammar meanwhile
+        samples = client.generate(PROMPTS[0], asked).samples
+        assert samples[0].usage.drafted > 0
+        assert [(sample.text, sample.finish_reason) for sample in samples] == [("a", "stop")] * 2
+        deployment.check_pools()
+
+
 def test_one_grammar_only_is_asked_for() -> None:
     with pytest.raises(InvalidArgumentError, match="json_object is given, and so is json_schema"):
         SamplingParams(json_schema="{}", json_object=True)
