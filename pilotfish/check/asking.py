@@ -95,6 +95,8 @@ class Asker:
     async def leave(self, what: str, visits: Sequence[tuple[str, SamplingParams, int]]) -> None:
         """Opens all streams at once and closes each after so many tokens; with 0 before it was heard of.
 
+        A stream that ends before that is left then.
+
         Args:
             visits: prompt, what is asked of it, and how many tokens to wait for.
         """
@@ -104,8 +106,8 @@ class Asker:
     async def _visit(self, prompt: str, params: SamplingParams, stay: int) -> None:
         seen = 0
         async with self._gate, self._client.stream(prompt, params, timeout=self.setting.timeout_s) as stream:
-            while seen < stay:
-                seen += len((await anext(stream)).tokens)
+            while seen < stay and (piece := await anext(stream, None)) is not None:
+                seen += len(piece.tokens)
         self.requests += 1
         self._progress.advance()
 

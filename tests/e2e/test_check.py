@@ -291,6 +291,18 @@ def test_a_wrong_token_behind_accepted_ones_is_found(
     assert "instead of" in found.why
 
 
+def test_answers_that_a_check_cannot_read_fail_it_and_no_other(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_module, "_logprobs_from_pb", lambda tokens: ())
+    some_cases(["top_k"], monkeypatch)
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        results = findings(deployment, "fields", "disconnects")
+    assert "the check could not go on" in next(each.why for each in results if each.name == "answers")
+    assert failures(results) == {"fields", EVERY_ANSWER}
+    assert "disconnects" in {result.check for result in results}
+
+
 def test_log_probabilities_of_zero_are_found(
     tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
