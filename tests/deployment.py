@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,3 +182,12 @@ class Deployment:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join()
         self._loop.close()
+
+
+def wait_until_idle(deployment: Deployment, timeout_s: float = 30) -> None:
+    """Until no request is left, and nothing is held; fails after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
+        assert time.monotonic() < deadline, "requests are still there"
+        time.sleep(0.01)
+    deployment.check_pools()

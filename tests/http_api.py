@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import httpx2
@@ -43,12 +42,3 @@ def events(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
-
-
-def wait_until_idle(deployment: Deployment) -> None:
-    """Until no request is left, and nothing is held."""
-    deadline = time.monotonic() + 30
-    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
-        assert time.monotonic() < deadline, "requests are still there"
-        time.sleep(0.01)
-    deployment.check_pools()

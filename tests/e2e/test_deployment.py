@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import Deployment
+from deployment import Deployment, wait_until_idle
 from tiny_models import greedy_texts, make_tiny_llama
 
 from draft_svc.drafters import Proposals
@@ -112,7 +112,6 @@ def test_a_server_that_chooses_draft_lengths_writes_the_same_text(
             plain = client.generate(PROMPTS[0], SamplingParams(max_tokens=21, draft_length=0))
             assert plain.usage.drafted == 0
             wait_until_idle(deployment)
-            deployment.check_pools()
 
 
 def test_seeded_text_is_the_same_whichever_draft_length_and_batch(
@@ -246,7 +245,6 @@ def test_leaving_early_releases_everything(running: tuple[Deployment, Client]) -
     next(iter(stream))
     stream.close()
     wait_until_idle(deployment)
-    deployment.check_pools()
 
 
 def test_a_cancelled_asyncio_task_releases_everything(running: tuple[Deployment, Client]) -> None:
@@ -261,7 +259,6 @@ def test_a_cancelled_asyncio_task_releases_everything(running: tuple[Deployment,
 
     asyncio.run(leave())
     wait_until_idle(deployment)
-    deployment.check_pools()
 
 
 def test_a_dying_draft_replica_costs_no_request_anything(
@@ -357,7 +354,6 @@ def test_workers_that_come_and_go_change_no_text(
             for prompt, token_ids in answers:
                 assert token_ids == reference[prompt]
         wait_until_idle(deployment)
-        deployment.check_pools()
 
 
 def test_a_bug_in_a_round_fails_its_requests_and_not_the_service(
@@ -420,11 +416,3 @@ def test_server_info(running: tuple[Deployment, Client]) -> None:
     assert (info.draft_model, info.draft_replica_count) == ("tiny-draft", 1)
     assert (info.draft_length, info.adaptive_draft_length) == (4, False)
     assert info.target_ready
-
-
-def wait_until_idle(deployment: Deployment, timeout_s: float = 10) -> None:
-    """Until no request is left; fails after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
-        assert time.monotonic() < deadline, "requests are still there"
-        time.sleep(0.01)

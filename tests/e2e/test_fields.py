@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from deployment import Deployment
+from deployment import Deployment, wait_until_idle
 from tiny_models import EOS_ID, greedy_texts, load_reference
 
 from draft_svc.drafters.model import ModelDrafter
@@ -37,15 +37,6 @@ def deployment(tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedMo
 def client(deployment: Deployment) -> Iterator[Client]:
     with deployment.client() as client:
         yield client
-
-
-def wait_until_idle(deployment: Deployment, timeout_s: float = 10) -> None:
-    """Until no request is left, and nothing is held; fails after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
-        assert time.monotonic() < deadline, "requests are still there"
-        time.sleep(0.01)
-    deployment.check_pools()
 
 
 def call(address: str, **fields: Any) -> list[pb.GenerateResponse]:

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from deployment import Deployment
-from http_api import CHAT, GREEDY, MODEL, PROMPT, error, metric, url, wait_until_idle
+from deployment import Deployment, wait_until_idle
+from http_api import CHAT, GREEDY, MODEL, PROMPT, error, metric, url
 
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.steps import Grant, TargetResult, TargetStep

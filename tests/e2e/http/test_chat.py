@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx2
 import openai
-from deployment import Deployment
-from http_api import CHAT, GREEDY, MODEL, events, url, wait_until_idle
+from deployment import Deployment, wait_until_idle
+from http_api import CHAT, GREEDY, MODEL, events, url
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 

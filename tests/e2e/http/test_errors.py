@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from deployment import Deployment
-from http_api import CHAT, GREEDY, MODEL, PROMPT, error, wait_until_idle
+from deployment import Deployment, wait_until_idle
+from http_api import CHAT, GREEDY, MODEL, PROMPT, error
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("completions", {"temprature": 1}, "temprature", "did you mean temperature?"),
