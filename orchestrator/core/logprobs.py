@@ -97,7 +97,7 @@ def split_logprobs(
     if wanted is None:
         require(found is None, "logprobs", "given", "none were asked for")
         return [NOTHING] * len(rows)
-    outputs = [row for row in rows if row.wants_output and row.request.params.logprobs is not None]
+    outputs = [row for row in rows if _wants_outputs(row)]
     counts = np.concatenate((wanted.counts[wanted.counts >= 0], wanted.scored_counts))
     supports = np.concatenate([row.proposal.supports.counts for row in outputs] or [empty_ints()])
     found = _checked(found, len(counts), int(supports.sum()), int(counts.sum()), vocab_size)
@@ -111,12 +111,16 @@ def split_logprobs(
         own = slice(scored, scored + end - begin)
         prompt = [TokenLogprobs(*each) for each in zip(tokens[own].tolist(), tops[own], strict=True)]
         scored += end - begin
-        count = 1 + len(row.proposal.token_ids) if row in outputs else 0
+        count = 1 + len(row.proposal.token_ids) if _wants_outputs(row) else 0
         at = slice(place, place + count)
         place += count
         groups = np.split(row.proposal.supports.token_ids, np.cumsum(row.proposal.supports.counts))
         split.append(RowLogprobs(tokens[at], list(zip(groups, of_supports[at], strict=False)), tops[at], prompt))
     return split
+
+
+def _wants_outputs(row: RowPlan) -> bool:
+    return row.wants_output and row.request.params.logprobs is not None
 
 
 def scored_tokens(row: RowPlan) -> tuple[int, int]:
