@@ -157,7 +157,8 @@ def shaping_from_pb(shaping: types_pb2.ShapingRows) -> ShapingRows:
 
 
 def grammar_to_pb(grammar: Grammar) -> types_pb2.Grammar:
-    return types_pb2.Grammar(kind=int(grammar.kind), text=grammar.text, end_token_ids=grammar.end_token_ids)  # type: ignore[arg-type]
+    kind = f"GRAMMAR_KIND_{grammar.kind.name}"
+    return types_pb2.Grammar(kind=kind, text=grammar.text, end_token_ids=grammar.end_token_ids)
 
 
 def grammar_from_pb(grammar: types_pb2.Grammar) -> Grammar:
@@ -208,7 +209,7 @@ def grant_from_pb(opened: types_pb2.StreamOpened) -> Grant:
 def draft_opened_to_pb(grant: Grant, capabilities: Capabilities) -> draft_pb2.DraftOpened:
     return draft_pb2.DraftOpened(
         worker=grant_to_pb(grant),
-        proposal_kinds=[int(kind) for kind in capabilities.kinds],  # type: ignore[misc]
+        proposal_kinds=[f"PROPOSAL_KIND_{kind.name}" for kind in capabilities.kinds],
         tree_width=capabilities.tree_width,
         scheme=capabilities.scheme,
     )

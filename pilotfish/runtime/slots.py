@@ -47,7 +47,8 @@ def path_to(rows: TokenRows, row: int, token: int) -> list[int]:
     """
     first = int(rows.row_offsets[row])
     if not len(rows.parents):
-        return rows.token_ids[first : token + 1].tolist()  # type: ignore[no-any-return]
+        chain: list[int] = rows.token_ids[first : token + 1].tolist()
+        return chain
     path, node = [], token - first
     while node >= 0:
         path.append(int(rows.token_ids[first + node]))
