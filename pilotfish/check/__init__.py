@@ -1,6 +1,7 @@
 """What ``pilotfish check`` does: ask a deployment things whose answers are known, and judge what comes back.
 
 A *check* is one file: an async generator that asks through the SDK, as any client would, and yields results. What
-judges is pure: ``compare``, ``chi_square`` and ``audit``; ``results`` has the words, ``asking`` does the IO,
-``checks`` is the list, ``run`` goes through it, and ``report``, ``plots`` and ``page`` show what was found.
+judges is pure: ``compare``, ``endings``, ``own_law``, ``heeding``, ``chi_square``, ``significance`` and ``audit``;
+``results`` has the words, ``asking`` does the IO, ``checks`` is the list, ``run`` goes through it, and ``report``,
+``plots`` and ``page`` show what was found.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pilotfish.check.results import Counts
+from pilotfish.check.results import Counts, Result
 
 Doubles = npt.NDArray[np.float64]
 
@@ -39,6 +39,11 @@ class Test:
     @property
     def p_value(self) -> float:
         return survival(self.statistic, self.freedom) if self.freedom else 1.0
+
+    def result(self, name: str, answers: int) -> Result:
+        """As a result that rests on so many answers; whether it failed is for ``significance.decide`` to say."""
+        numbers = {"answers": float(answers), "statistic": self.statistic, "freedom": float(self.freedom)}
+        return Result(name, "passed", numbers=numbers, p_value=self.p_value, counts=self.counts)
 
 
 def survival(statistic: float, freedom: int) -> float:

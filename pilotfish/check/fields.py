@@ -144,7 +144,8 @@ async def _law(asker: Asker, case: Case) -> AsyncIterator[Result]:
         questions = [_sample(asker, params, drafting, name, index) for index in range(count)]
         answers = await asker.ask(name, questions)
         for what, view in _VIEWS.items():
-            yield _compared(f"{name}, {what}", answers, reference, view)
+            test = of_two_samples(Counter(map(view, answers)), Counter(map(view, reference)))
+            yield test.result(f"{name}, {what}", len(answers))
 
 
 _VIEWS: dict[str, Callable[[Completion], Hashable]] = {
@@ -152,17 +153,6 @@ _VIEWS: dict[str, Callable[[Completion], Hashable]] = {
     "third token": lambda answer: answer.token_ids[2],
     "different tokens": lambda answer: len(set(answer.token_ids)),
 }
-
-
-def _compared(
-    name: str,
-    answers: Sequence[Completion],
-    reference: Sequence[Completion],
-    view: Callable[[Completion], Hashable],
-) -> Result:
-    test = of_two_samples(Counter(map(view, answers)), Counter(map(view, reference)))
-    numbers = {"answers": float(len(answers)), "statistic": test.statistic, "freedom": float(test.freedom)}
-    return Result(name, "passed", numbers=numbers, p_value=test.p_value, counts=test.counts)
 
 
 def _with(questions: Sequence[Question], way: Way) -> list[Question]:

@@ -66,8 +66,7 @@ async def _of(asker: Asker, name: str, questions: Sequence[Question]) -> AsyncIt
     if barred := [draw for draw in draws if draw.is_barred]:
         yield failed(f"{name}, top_k", f"token {barred[0].token_id} came, which top_k leaves out", draws=len(barred))
     for what, test in tests(draws).items():
-        numbers = {"answers": float(len(answers)), "statistic": test.statistic, "freedom": float(test.freedom)}
-        yield Result(f"{name}, {what}", "passed", numbers=numbers, p_value=test.p_value, counts=test.counts)
+        yield test.result(f"{name}, {what}", len(answers))
 
 
 @dataclass(frozen=True)

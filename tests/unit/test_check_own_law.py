@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,10 +63,8 @@ def told(*token_ids: int) -> Completion:
     """Tokens that all come from the same law."""
     plain = answer([(token_id, "x", "b") for token_id in token_ids])
     [piece] = plain.pieces
-    tokens = tuple(
-        type(token)(token.id, token.text, token.kind, TokenLogprobs(dict(TOP)[token.id], TOP)) for token in piece.tokens
-    )
-    return type(plain)(**{**vars(plain), "pieces": (type(piece)(tokens, 0, piece.times),)})
+    tokens = tuple(replace(token, logprobs=TokenLogprobs(dict(TOP)[token.id], TOP)) for token in piece.tokens)
+    return replace(plain, pieces=(replace(piece, tokens=tokens),))
 
 
 @pytest.mark.parametrize(
