@@ -106,6 +106,37 @@ def test_texts_keep_to_their_grammar_and_are_the_targets_own(
         deployment.check_pools()
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("near", {"draft_length": 4}),
+        ("eagle3", {"draft_length": 4, "draft_tree": "12"}),
+        ("eagle3", {"draft_length": 1, "early_drafts": True}),
+    ],
+    ids=["chains", "trees", "early"],
+)
+def test_texts_are_the_same_where_rows_take_each_others_pages(
+    kind: str, settings: dict[str, Any], folder: Path, target: LoadedModel, plain: Texts, tmp_path: Path
+) -> None:
+    """Preempted rows find their pages and those of others with the same text, and matchers too, or make them anew."""
+
+    def ask(wanted: tuple[str, float, int]) -> Completion:
+        name, temperature, index = wanted
+        params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=5, **GRAMMARS[name][0])
+        return client.generate(PROMPTS[index], params)
+
+    every = [(name, temperature, index) for name, temperature in plain for index in range(len(PROMPTS))] * 2
+    serve = drafting(kind, folder, target, tmp_path, pages=34, page_size=8, max_rows=16, **settings)
+    with serve as deployment, deployment.client() as client:
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(ask, every))
+        for (name, temperature, index), completion in zip(every, found, strict=True):
+            assert completion.token_ids == plain[name, temperature][index]
+        assert sum(completion.usage.preemptions for completion in found) > 0
+        assert sum(completion.usage.accepted for completion in found) > 0
+        deployment.check_pools()
+
+
 @dataclass
 class Heedless(Wrapped):
     """A drafter that shapes nothing: its drafts break the grammar all the time."""
