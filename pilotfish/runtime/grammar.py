@@ -11,6 +11,7 @@ found by grammar and tokens, and made again from the tokens of the pages where n
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ MAX_WHITESPACE = 40
 
 _JSON = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
 _CONTROLS = frozenset(range(0x20)) - frozenset(b"\n\r")
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -126,7 +128,11 @@ class Grammars:
             log.warning("a %s grammar cannot be followed: %s", grammar.kind.name, error)
             bits[:] = 0
         masks = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size].view(np.bool_)
-        return masks & self._json if grammar.kind in _JSON else masks
+        masks &= self._json if grammar.kind in _JSON else self._unicode
+        for node, path in enumerate(paths):
+            if len(before := path or completion) and before[-1] in self._begin_surrogate:
+                masks[node] &= ~self._end_surrogate
+        return masks
 
     def _behind(
         self, grammar: Grammar, compiled: xgrammar.CompiledGrammar, completion: Ints
@@ -216,13 +222,31 @@ class Grammars:
         return frozenset(token_id for token_id, token in added if token.special)
 
     @cached_property
+    def _unicode(self) -> Bools:
+        """Tokens without a surrogate, bool[tokens].
+
+        xgrammar 0.2 takes the bytes that would encode one (0xED, then 0xA0 and up) for a character. They are none
+        (RFC 3629, section 3): whoever decodes the text reads three replacement characters.
+        """
+        return np.array([_SURROGATE.search(text) is None for text in self._layout.decoded_vocab])
+
+    @cached_property
+    def _begin_surrogate(self) -> frozenset[int]:
+        return frozenset(index for index, text in enumerate(self._layout.decoded_vocab) if text.endswith(b"\xed"))
+
+    @cached_property
+    def _end_surrogate(self) -> Bools:
+        """Tokens that would make one of a 0xED before them, bool[tokens]."""
+        return np.array([_SURROGATE.match(b"\xed" + text) is not None for text in self._layout.decoded_vocab])
+
+    @cached_property
     def _json(self) -> Bools:
         """Tokens that may stand in JSON text, bool[tokens].
 
         It has control characters between its parts alone, and there spaces and ends of lines will do. xgrammar 0.2
         lets them into strings whose length a schema limits, where they are errors (RFC 8259, section 7).
         """
-        return np.array([_CONTROLS.isdisjoint(text) for text in self._layout.decoded_vocab])
+        return self._unicode & [_CONTROLS.isdisjoint(text) for text in self._layout.decoded_vocab]
 
     @cached_property
     def _compiler(self) -> xgrammar.GrammarCompiler:

@@ -56,6 +56,13 @@ def twin(tokens: Sequence[int]) -> set[int]:
     return follows | ({EOS_ID} if text in TEXTS else set())
 
 
+def decodes(text: bytes) -> bool:
+    try:
+        return bool(text.decode())
+    except UnicodeDecodeError:
+        return False
+
+
 AB = st.sampled_from([*ids("a"), *ids("b"), *ids("b"), *ids("c"), EOS_ID, 3])
 
 
@@ -121,6 +128,27 @@ def test_strings_of_limited_length_have_no_control_characters_either(grammars: G
     texts = [PIECES[token] for token in np.flatnonzero(masks[0]).tolist()]
     assert "y" in texts
     assert not [text for text in texts if text < " "]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "begun"),
+    [("REGEX", '"[^"]{0,3}"', '"'), ("JSON_SCHEMA", '{"type": "string"}', '"x'), ("JSON_OBJECT", "", '{"a": "')],
+)
+def test_texts_are_unicode(kind: str, text: str, begun: str, grammars: Grammars) -> None:
+    """Of the bytes 0x80 to 0xBF, those that go on a character; half of them would make a surrogate of 0xED."""
+    going_on = {0x80 + i: ids(chr(0xC0 + i))[1] for i in range(0x40)}
+    ed, *_ = ids("\ud7a3")
+    grammar = Grammar(GrammarKind[kind], text, (EOS_ID,))
+    masks = [
+        grammars.masks(grammar, ints(*ids(begun), ed), [[]]),
+        grammars.masks(grammar, ints(*ids(begun)), [[ed]]),
+        grammars.masks(grammar, ints(*ids(begun)), [[], ids("y"), [*ids("y"), ed]]),
+    ]
+    twin = {token for byte, token in going_on.items() if decodes(b"\xed" + bytes([byte]) + b"\x80")}
+    assert len(twin) == 0x20
+    for found in masks:
+        assert found is not None
+        assert set(np.flatnonzero(found[-1]).tolist()) == twin
 
 
 @pytest.mark.parametrize(
