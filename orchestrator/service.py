@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from orchestrator.admission import Asked
-from orchestrator.core.acceptance import Rule
+from orchestrator.core.acceptance import Rule, TokenKind
 from orchestrator.core.requests import TokenLogprobs
 from orchestrator.core.rounds import Judged
 from orchestrator.generation import Ask, Generation
@@ -23,6 +23,8 @@ from pilotfish.v1 import generation_pb2 as pb
 from pilotfish.v1 import generation_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_KINDS = {kind: f"TOKEN_KIND_{kind.name}" for kind in TokenKind}
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
@@ -73,7 +75,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 pb.DrafterCapability(
                     model=drafter.model,
                     scheme=drafter.scheme,
-                    acceptance_rules=drafter.rules,  # type: ignore[arg-type]
+                    acceptance_rules=[f"ACCEPTANCE_RULE_{rule.name}" for rule in drafter.rules],
                     grows_trees=drafter.grows_trees,
                     replica_count=drafter.replica_count,
                 )
@@ -136,8 +138,8 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
 
 def _response(event: Event) -> pb.GenerateResponse:
     if isinstance(event, Finished):
-        reason = int(event.reason)
-        finished = pb.Finished(reason=reason, usage=_usage(event.usage), index=event.index)  # type: ignore[arg-type]
+        reason = f"FINISH_REASON_{event.reason.name}"
+        finished = pb.Finished(reason=reason, usage=_usage(event.usage), index=event.index)
         return pb.GenerateResponse(finished=finished)
     if isinstance(event, Prompt):
         prompt = pb.Prompt(token_texts=event.token_texts, token_ids=event.token_ids, logprobs=_logprobs(event.logprobs))
@@ -146,7 +148,7 @@ def _response(event: Event) -> pb.GenerateResponse:
         piece=pb.Piece(
             token_texts=event.token_texts,
             token_ids=event.token_ids,
-            kinds=event.kinds,  # type: ignore[arg-type]
+            kinds=[_KINDS[kind] for kind in event.kinds],
             drafted=event.drafted,
             accepted=event.accepted,
             times=_times(event.times),

@@ -57,7 +57,8 @@ async def _gap(asker: Asker, question: Question, wanted: Completion, got: Comple
     if asker.lacks("logprobs") or index is None or index >= min(len(wanted.token_ids), len(got.token_ids)):
         return None
     prompt, params = question
-    [answer] = await asker.ask("the law where they part", [(prompt, replace(params, **OFF, logprobs=TOP))])
+    so_far = replace(params, **OFF, logprobs=TOP, max_tokens=max(index + 1, params.min_tokens))
+    [answer] = await asker.ask("the law where they part", [(prompt, so_far)])
     tokens = [token for piece in answer.pieces for token in piece.tokens]
     if answer.token_ids[:index] != wanted.token_ids[:index] or (logprobs := tokens[index].logprobs) is None:
         return None
