@@ -18,6 +18,7 @@ COMMON = ("pilotfish.errors", "pilotfish.noise", "pilotfish.steps")
 WIRE = ("pilotfish.rpc", "pilotfish.v1")
 WORKER = (*COMMON, *WIRE, "pilotfish.runtime", "pilotfish.simulate")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "pilotfish.cores": (),
     "pilotfish.errors": (),
     "pilotfish.noise": (),
     "pilotfish.steps": ("pilotfish.errors",),
@@ -26,10 +27,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.v1": (),
     "pilotfish.rpc": (*COMMON, "pilotfish.v1"),
     "pilotfish.client": ("pilotfish.errors", *WIRE),
-    "pilotfish.runtime": (*COMMON, "pilotfish.rpc", "pilotfish.settings", "pilotfish.tokenizer_hash"),
+    "pilotfish.runtime": (
+        *COMMON,
+        "pilotfish.cores",
+        "pilotfish.rpc",
+        "pilotfish.settings",
+        "pilotfish.tokenizer_hash",
+    ),
     "pilotfish.simulate": (*COMMON, "pilotfish.runtime", "pilotfish.tokenizer_hash"),
     "pilotfish.checkpoints": ("pilotfish.errors",),
-    "pilotfish.bench": ("pilotfish.client", "pilotfish.errors"),
+    "pilotfish.bench": ("pilotfish.client", "pilotfish.cores", "pilotfish.errors"),
     "pilotfish.check": ("pilotfish.bench", "pilotfish.client", "pilotfish.errors", "pilotfish.noise"),
     "pilotfish.cli": ("pilotfish", "draft_svc", "target_svc", "orchestrator"),  # starts them all
     "pilotfish": ("pilotfish.client", "pilotfish.errors", "pilotfish.cli"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import sys
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pilotfish.cores import usable_cores
 
 if TYPE_CHECKING:
     from pilotfish.client.results import ServerInfo
@@ -57,7 +58,7 @@ def of_this_process(server: ServerInfo, address: str, up: str | None, began: dat
 
 def this_machine() -> str:
     """Processor, cores and system, in one line."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     return f"{_processor()}, {cores} core{'' if cores == 1 else 's'}, {system}"
 

@@ -19,6 +19,7 @@ from pilotfish.cli.console import complain, note, stderr, waiting
 from pilotfish.cli.listen import require_free
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.pull import fetch
+from pilotfish.cores import usable_cores
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -313,11 +314,7 @@ def _threads(workers: int) -> list[int]:
     given = os.environ.get("OMP_NUM_THREADS")
     if given is not None and given.isdecimal():
         return [int(given)] * workers
-    return threads_per_worker(_cores(), workers)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return threads_per_worker(usable_cores(), workers)
 
 
 async def _start(name: str, argv: list[str], threads: int, also: Mapping[str, str] | None = None) -> children.Child:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pilotfish.cores import usable_cores
 from pilotfish.errors import OverloadedError
 
 _SLOTS = 64
@@ -76,8 +77,7 @@ _shared: SharedCores | None = None
 def share(path: Path, threads: int) -> None:
     """Lets this process lend and borrow; called once, as it starts."""
     global _shared
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    _shared = SharedCores(path, threads, cores, os.getpid())
+    _shared = SharedCores(path, threads, usable_cores(), os.getpid())
 
 
 def threads() -> int:
