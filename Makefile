@@ -23,8 +23,8 @@ train-demo: $(INSTALLED) ## Have SmolLM2-135M write text, train a head on it, an
 bench: $(INSTALLED) ## Start all services and measure them, with the draft and without (ARGS="--concurrency 1,4")
 	$(BIN)/pilotfish bench --up "" $(ARGS)
 
-test: $(INSTALLED) ## Run every test (ARGS="-k client" runs some)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(INSTALLED) ## Run every test, on up to four cores at once (ARGS="-k client" runs some, ARGS="-n 0" in one process)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .
