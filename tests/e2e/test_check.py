@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from deployment import Deployment
+from drafts import drafting, load_head
 from safetensors.torch import load_file, save_file
 from tiny_heads import FORMATS
 
-from draft_svc.drafters import Drafter, Proposals, create_drafter
+from draft_svc.drafters import Drafter, Proposals
 from draft_svc.drafters.model import ModelDrafter
-from draft_svc.server import DraftConfig
 from orchestrator.core import target_steps
 from orchestrator.core.acceptance import Verdict
 from orchestrator.core.finish import StopScanner
@@ -95,9 +95,12 @@ def test_a_sound_deployment_passes(
     assert {result.check for result in results} == {*(each.name for each in CHECKS), EVERY_ANSWER}
 
 
-@pytest.mark.parametrize(("name", "tree"), [("own", "off"), ("own", "10"), ("eagle3", "10"), ("eagle", "10")])
+HEADS = [("own", "off"), ("own", "10"), ("eagle3", "10"), ("eagle", "10"), ("medusa", "10")]
+
+
+@pytest.mark.parametrize(("kind", "tree"), HEADS)
 def test_sound_heads_pass(
-    name: str,
+    kind: str,
     tree: str,
     tiny_folder: Path,
     tiny_target: LoadedModel,
@@ -105,12 +108,22 @@ def test_sound_heads_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the law what a head has a part in: without a seed requests get one, and go on as those of a rule do."""
-    config = DraftConfig(model=FORMATS[name].write(tmp_path), target_model=tiny_folder, dtype="float32", pages=256)
-    head = create_drafter(config)
     some_laws(["temperature 1 × ratio", "temperature 1 × block"], monkeypatch)
-    with serving(tiny_folder, tiny_target, head, features=head.info.features, draft_tree=tree) as deployment:
+    with drafting(kind, tiny_folder, tiny_target, tmp_path, draft_tree=tree, max_rows=32) as deployment:
         results = findings(deployment, "greedy", "logprobs", "law")
+        deployment.check_pools()
     assert [result for result in results if result.status == "failed"] == []
+
+
+def test_each_of_several_kinds_of_drafters_is_asked(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, tmp_path: Path
+) -> None:
+    head = load_head(FORMATS["own"].write(tmp_path / "own"), tiny_folder)
+    with serving(tiny_folder, tiny_target, tiny_draft, head, features=head.info.features) as deployment:
+        results = findings(deployment, "greedy", "unseeded", "mixed")
+    assert [result for result in results if result.status == "failed"] == []
+    for drafter in (tiny_draft.model_id, head.info.model_id):
+        assert [result for result in results if f"drafted by {drafter} " in result.name]
 
 
 def test_without_a_draft_it_says_what_it_cannot_check(tiny_folder: Path, tiny_target: LoadedModel) -> None:
