@@ -2,12 +2,12 @@
 
 A row whose request names a length keeps it. For the others three things are learnt from every round:
 how often draft tokens are kept (``Survival``), and as ``StepTimes`` what a round takes beside drafting,
-over the tokens in the target's step, and what a pass over the draft model takes, over its rows.
+over the tokens in the target's step, and as ``DraftTimes`` what drafting takes.
 ``goodput.best_lengths`` makes the lengths of it. Times are what the orchestrator waited, so that hops,
 and cores that the draft takes from the target, are in them.
 
 Where drafters grow trees, a round is one of chains or one of trees of a size on the menu. Of every size
-survival and passes are learnt apart; each is judged by the rate of its best lengths, and the best is taken.
+survival and times are learnt apart; each is judged by the rate of its best lengths, and the best is taken.
 
     calibrating   at first: a few lengths in turn, until there are times to go by
     drafting      the best lengths, as long as one of them is above 0
@@ -19,12 +19,14 @@ Pure: times come in as numbers, and nothing is random.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.draft_times import DraftTimes
 from orchestrator.core.goodput import Costs, Given, best_depths, best_lengths, rate
 from orchestrator.core.probing import PROBE_LENGTH, Probing
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH, PROPOSE_BEHIND, Request
@@ -45,19 +47,33 @@ CHAINS = 0
 SIZES = (CHAINS, 8, 16, 32, 64)
 """The menu where the server chooses."""
 
-CHECK_COST = 0.005
-"""Share of the rate that checks may cost while drafting pays: rounds of length 0, with which it is compared, and
-in turn with them rounds of half the lengths, between which a straight line may be wrong, and of the next sizes."""
+CHECK_COST, CHECK_GAP = 0.002, 40
+"""Share of the rate that each kind of check may cost while drafting pays, and the rounds between two at least. What is
+checked would be known from long ago only: rounds without drafting, of other lengths, and of the next sizes."""
 
 CLEAR_GAIN = 0.1
 """Share of the rate that ends a rest at once. A smaller one may not repay the prefill of rows that are far behind,
 or be of the past: it waits for a probe."""
 
+
+class _Check(Enum):
+    """What may be tried instead of the best plan: no drafting, other lengths, or the next size down or up."""
+
+    PLAIN = auto()
+    SHORTER = auto()
+    LONGER = auto()
+    SMALLER = auto()
+    BIGGER = auto()
+
+
+_RESIZED: dict[_Check, Callable[[Longs], Longs]] = {
+    _Check.PLAIN: lambda lengths: 0 * lengths,
+    _Check.SHORTER: lambda lengths: lengths // 2,
+    _Check.LONGER: lambda lengths: np.minimum((3 * lengths + 1) // 2, MAX_ADAPTIVE_LENGTH),
+}
+
 RETHINK = 8
 """Rounds after which a rest is thought over; sooner if the number of rows changes."""
-
-UNSEEN_WIDTH = 4
-"""Rows of a chain's pass that a level of a tree is taken for until one was timed."""
 
 BETTER = 1.02
 """Lengths, and sizes, change only for a rate so much higher, so that noise in the times does not move them."""
@@ -119,7 +135,8 @@ class DraftLengths:
         self._sizes = {CHAINS: self._chains} | {size: _Size(size, self._chains) for size in self._menu if size}
         self._size = self._menu[0]  # of the last choice, checks and trials aside
         self._probing = Probing()
-        self._trials = self._drafted = self._plain = self._since_check = self._checks = 0
+        self._trials = self._drafted = self._plain = 0
+        self._since = dict.fromkeys(_Check, 0)  # rounds since the last one of a kind
         self._rested_rows = self._rested = 0
 
     def learn(self, seen: Round) -> None:
@@ -130,7 +147,7 @@ class DraftLengths:
             self._plain += seen.depth == 0
         size = self._sizes.get(seen.nodes, self._chains)
         if seen.depth and not seen.was_delayed and seen.draft_seconds > 0:
-            size.observe_passes(seen)
+            size.observe_step(seen)
             self._drafted += 1
         if seen.judged:
             size.survival.observe(seen.judged, seen.kept, seen.spoken_on)
@@ -161,7 +178,7 @@ class DraftLengths:
         if not replicas:
             return _Plan(nothing, menu[0])
         if not free.any():
-            is_known = self._rest.is_known and self._chains.is_known
+            is_known = self._rest.is_known and self._chains.times.is_known
             return self._best(rows, free, replicas, menu) if is_known else _Plan(nothing, menu[0])
         if self._drafted < TRIAL_DRAFTED or self._plain < TRIAL_PLAIN:
             self._trials += 1
@@ -169,8 +186,8 @@ class DraftLengths:
         found = self._best(rows, free, replicas, menu)
         if found.lengths.any() and (found.gain > CLEAR_GAIN or self._probing.is_beyond):
             self._probing.drafting()
-            is_due = found.all_ready and self._is_check_due(len(rows), found.gain)
-            return self._check(found, menu) if is_due else found
+            check = self._check(found, menu, self._rest.count(len(rows))) if found.all_ready else None
+            return check or found
         return _Plan(self._probe(rows), menu[0])
 
     def _probe(self, rows: Sequence[Request]) -> Longs:
@@ -182,20 +199,25 @@ class DraftLengths:
         probed = self._probing.row(able) if able and self._probing.is_probing else None
         return np.array([PROBE_LENGTH * (row is probed) for row in rows], np.int64)
 
-    def _is_check_due(self, rows: int, gain: float) -> bool:
-        """Seldom, but not while few plain rounds of that size were seen."""
-        self._since_check += 1
-        return self._since_check >= min(gain / CHECK_COST, 2 * self._rest.count(rows))
+    def _check(self, found: _Plan, menu: tuple[int, ...], plain_seen: int) -> _Plan | None:
+        """What to try instead this round, if a check is due: seldom what is thought much worse.
 
-    def _check(self, found: _Plan, menu: tuple[int, ...]) -> _Plan:
-        """Every other check is one of no drafting; the others take turns."""
-        self._since_check, self._checks = 0, self._checks + 1
-        if self._checks % 2 == 0:
-            return replace(found, lengths=0 * found.lengths)
-        at = menu.index(found.size)
-        others = [replace(found, lengths=found.lengths // 2)]
-        others += [replace(found, size=size) for size in (*menu[max(at - 1, 0) : at], *menu[at + 1 : at + 2])]
-        return others[self._checks // 2 % len(others)]
+        Args:
+            found: the best plan.
+            menu: sizes that may be tried.
+            plain_seen: rounds of so many rows without drafting; while they are few there are more.
+        """
+        for kind in self._since:
+            self._since[kind] += 1
+        plain_wait = min(found.gain / CHECK_COST, 2 * plain_seen)
+        for kind, since in self._since.items():
+            if since < (plain_wait if kind is _Check.PLAIN else CHECK_GAP):
+                continue
+            instead = found.instead(kind, menu)
+            if kind is _Check.PLAIN or (instead is not None and since >= found.loss(instead) / CHECK_COST):
+                self._since[kind] = 0
+                return instead
+        return None
 
     def _best(self, rows: Sequence[Request], free: Bools, replicas: int, menu: tuple[int, ...]) -> _Plan:
         """The best size and lengths; the present size unless another is clearly better.
@@ -208,7 +230,7 @@ class DraftLengths:
         candidates = free & (ready | worthwhile)
         outlooks, rates = {}, {}
         for size in self._within_reach(menu):
-            costs = Costs(self._rest.seconds, self._sizes[size].pass_seconds, replicas)
+            costs = Costs(self._rest.seconds, self._sizes[size].times.seconds, replicas)
             chances = self._sizes[size].chances(rows)
             outlook = _Outlook(rows, free, chances, costs, size, is_present=size == self._size)
             lengths = outlook.best(candidates)
@@ -220,7 +242,7 @@ class DraftLengths:
         all_ready = bool(ready[candidates].all())
         if lengths.any() and not all_ready:
             lengths = np.where(ready, outlook.best(free & ready), lengths)
-        return _Plan(lengths, size, gain, all_ready)
+        return _Plan(lengths, size, gain, all_ready, outlooks)
 
     def _within_reach(self, menu: tuple[int, ...]) -> tuple[int, ...]:
         """Sizes up to the first that too few rounds had: what a step of many more tokens takes is anybody's guess."""
@@ -244,12 +266,31 @@ class _Plan:
     Attributes:
         gain: the share of the rate that comes of it.
         all_ready: whether every row is ready to draft.
+        outlooks: of the sizes it was chosen from, with the best lengths of each.
     """
 
     lengths: Longs
     size: int
     gain: float = 0.0
     all_ready: bool = False
+    outlooks: Mapping[int, tuple[_Outlook, Longs]] = field(default_factory=dict)
+
+    def instead(self, kind: _Check, menu: tuple[int, ...]) -> _Plan | None:
+        """What such a check tries; None if there is no such size."""
+        if kind in _RESIZED:
+            return _Plan(_RESIZED[kind](self.lengths), self.size)
+        place = menu.index(self.size) + (1 if kind is _Check.BIGGER else -1)
+        if not 0 <= place < len(menu) or menu[place] not in self.outlooks:
+            return None
+        lengths = self.outlooks[menu[place]][1]
+        return _Plan(lengths if lengths.any() else self.lengths, menu[place])
+
+    def loss(self, other: _Plan) -> float:
+        """Share of the rate that another plan is thought to lose."""
+        return 1 - self._rate(other) / self._rate(self)
+
+    def _rate(self, plan: _Plan) -> float:
+        return self.outlooks[plan.size][0].rate(plan.lengths)
 
 
 class _Size:
@@ -262,14 +303,9 @@ class _Size:
 
     def __init__(self, nodes: int, chains: _Size | None = None) -> None:
         self.survival: Survival = Survival(chains.survival if chains is not None else None, nodes)
-        self._nodes, self._chains = nodes, chains
-        self._passes = StepTimes()  # chains: over a pass's rows; trees: one level of the given rows
-        self._rounds = 0  # whose passes were timed
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a pass was timed."""
-        return self._passes.is_known
+        self.times: DraftTimes = DraftTimes(chains.times if chains is not None else None)
+        self._nodes = nodes
+        self._rounds = 0  # that were timed
 
     @property
     def is_tried(self) -> bool:
@@ -283,16 +319,11 @@ class _Size:
             chances[:, max(TRIAL) :] = 0.0
         return chances
 
-    def observe_passes(self, seen: Round) -> None:
+    def observe_step(self, seen: Round) -> None:
+        """Takes in how long a round waited for its proposals."""
         self._rounds += 1
         rows = seen.drafted / (self._nodes or seen.depth) / seen.replicas
-        self._passes.observe(max(1.0, rows), seen.draft_seconds / seen.depth)
-
-    def pass_seconds(self, rows: Doubles) -> Doubles:
-        """See ``Costs``. Before it is known of trees, a level is taken for a pass of chains over a few rows more."""
-        if self.is_known or self._chains is None:
-            return self._passes.seconds(rows)
-        return self._chains.pass_seconds(rows * UNSEEN_WIDTH)
+        self.times.observe(seen.depth, max(1.0, rows), seen.draft_seconds)
 
 
 class _Outlook:

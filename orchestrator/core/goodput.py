@@ -3,7 +3,7 @@
 The aim is the goodput of Liu et al., "Optimizing Speculative Decoding for Serving Large Language Models
 Using Goodput" (arXiv 2406.14066), here with a length of its own for every row:
 
-    rate(K) = Σ_i (1 + s_i1 + … + s_iK_i) / (target(tokens + Σ K_i) + max K · pass(Σ K_i / max K))
+    rate(K) = Σ_i (1 + s_i1 + … + s_iK_i) / (target(tokens + Σ K_i) + draft(max K, Σ K_i / max K))
 
 s_ik is the chance that row i's first k draft tokens are all kept. A draft step is max K passes over the
 draft model, so that one long row makes everybody wait, and what it drafts alone is dear.
@@ -15,7 +15,7 @@ a prefix of every row. So it is enough to sort all s_ik once and to try every d 
 A round may also grow a tree of so many nodes for every row that drafts, whatever its depth. Then s_ik is
 the chance that k tokens of row i's tree are kept, and what remains to be chosen is how deep trees grow:
 
-    rate(d) = Σ_i (1 + s_i1 + … + s_id) / (target(tokens + rows · nodes) + d · pass(rows))
+    rate(d) = Σ_i (1 + s_i1 + … + s_id) / (target(tokens + rows · nodes) + draft(d, rows))
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Costs:
 
     Attributes:
         target: seconds of target steps over their tokens; elementwise, never falling.
-        draft_pass: seconds of one pass over the draft model over its rows; elementwise, never falling. For trees a
+        draft: seconds of a draft step over its depth and the rows of a pass; elementwise, never falling. For trees a
             pass is a level, and a row counts once, however many nodes of it are run.
         replicas: draft replicas that share the rows evenly.
     """
 
     target: Callable[[Doubles], Doubles]
-    draft_pass: Callable[[Doubles], Doubles]
+    draft: Callable[[Doubles, Doubles], Doubles]
     replicas: int = 1
 
 
@@ -84,7 +84,7 @@ def rate(survival: Doubles, lengths: Longs, given: Given, costs: Costs, nodes: i
     seconds = float(costs.target(np.array([tokens], np.float64))[0])
     if depth:
         width = (given.drafted + rows if nodes else (given.drafted + chosen) / depth) / costs.replicas
-        seconds += depth * float(costs.draft_pass(np.array([width]))[0])
+        seconds += float(costs.draft(np.array([depth]), np.array([width]))[0])
     return (given.expected + float(survival[within].sum())) / seconds
 
 
@@ -103,8 +103,8 @@ def best_depths(survival: Doubles, given: Given, costs: Costs, nodes: int) -> Lo
     counted = np.where(np.arange(survival.shape[1]) < rooms[:, None], survival, 0.0)
     expected = given.expected + counted.sum(axis=0).cumsum()[: len(depths)]
     target = costs.target(np.array([given.tokens + rows * nodes], np.float64))
-    passes = costs.draft_pass(np.array([(given.drafted + rows) / costs.replicas]))
-    best = int((expected / (target + np.maximum(depths, given.depth) * passes)).argmax()) + 1
+    draft = costs.draft(np.maximum(depths, given.depth), np.array([(given.drafted + rows) / costs.replicas]))
+    best = int((expected / (target + draft)).argmax()) + 1
     lengths = np.minimum(best, rooms)
     pays = rate(survival, lengths, given, costs, nodes) > rate(survival, nothing, given, costs, nodes)
     return lengths if pays else nothing
@@ -131,9 +131,9 @@ def best_lengths(survival: Doubles, given: Given, costs: Costs) -> Longs:
     expected = given.expected + np.cumsum(np.where(allowed, gain, 0.0), axis=1)[:, tried]
     reached = np.maximum(depths, given.depth)[:, None]
     is_reached = np.logical_or.accumulate(depth_of == depths[:, None], axis=1)[:, tried] | (reached == given.depth)
-    passes = costs.draft_pass((given.drafted + counts) / (reached * costs.replicas))
+    draft = costs.draft(reached, (given.drafted + counts) / (reached * costs.replicas))
     target = costs.target(np.arange(given.tokens, given.tokens + len(order) + 1, dtype=np.float64))
-    rates = np.where(is_reached, expected / (target[counts] + reached * passes), 0.0)
+    rates = np.where(is_reached, expected / (target[counts] + draft), 0.0)
     depth, column = np.unravel_index(int(rates.argmax()), rates.shape)
     if rates[depth, column] <= rate(survival, np.zeros(rows, np.int64), given, costs):
         return np.zeros(rows, np.int64)

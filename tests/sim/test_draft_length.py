@@ -19,6 +19,7 @@ REGIMES = {
     "a good draft, cheap": (cpu, draft(0.002), always(0.8)),
     "a good draft, dear": (cpu, draft(0.012), always(0.9)),
     "a bad draft, cheap": (cpu, draft(0.001), always(0.3)),
+    "a poor head, far away": (cpu, draft(0.0007, overhead=0.004), always(0.45)),
     "a useless draft": (cpu, draft(0.004), always(0.01)),
     "a useless draft, dear": (cpu, draft(0.030), always(0.01)),
     "verification dear": (saturated, draft(0.002), always(0.7)),

@@ -26,16 +26,17 @@ class Virtual:
     Attributes:
         rows: at once.
         target: seconds of a step over its tokens.
-        draft_pass: seconds of a pass over its rows.
+        draft: seconds until proposals are there, over their depth and the rows of a pass.
         chance: that a row keeps a draft token, given all before it, at a time.
         noise: of the logarithm of every time.
         length: of every request; None adapts.
-        sizes: of trees that may be chosen.
+        sizes: of trees that may be chosen; of one alone if every request names a length.
+        seed: of the noise and of what is kept.
     """
 
     rows: int
     target: Callable[[float], float]
-    draft_pass: Callable[[float], float]
+    draft: Callable[[int, float], float]
     chance: Callable[[float, Request], float]
     noise: float = 0.1
     length: int | None = None
@@ -44,12 +45,13 @@ class Virtual:
     tokens: int = 0
     catch_up_tokens: int = 0
     sizes: tuple[int, ...] = (CHAINS,)
+    seed: int = 1
     lengths: list[list[int]] = field(default_factory=list)  # round by round
     sizes_asked: list[int] = field(default_factory=list)  # alike
 
     def __post_init__(self) -> None:
         self.choice = DraftLengths(self.sizes)
-        self._draws = np.random.default_rng(1)
+        self._draws = np.random.default_rng(self.seed)
         self._pool = PagePool(0, 4000, 16)
         self._running: list[Request] = []
         self._count = 0
@@ -70,7 +72,7 @@ class Virtual:
         size, depth = max(row.tree_nodes for row in rows), max(asked)
         nodes = [max(length, size) if length else 0 for length in asked]
         width = (min(size, LEVEL) * sum(map(bool, asked)) if size else sum(asked) / depth) if depth else 0
-        waited = depth * self.draft_pass(width) * self._noise() if depth else 0.0
+        waited = self.draft(depth, width) * self._noise() if depth else 0.0
         verified = self.target(len(rows) + sum(nodes)) * self._noise()
         runs = [self._kept_run(row, length) for row, length in zip(rows, asked, strict=True)]
         self.choice.choose(rows, replicas=1, trees=True)
@@ -141,6 +143,7 @@ class Virtual:
         prompt, more = int(self._draws.integers(40, 80)), int(self._draws.integers(0, self.completion))
         params = Params(max_tokens=self.completion + more, draft_length=self.length)
         request = Request(str(self._count), np.zeros(prompt, np.int32), params)
+        request.tree_nodes = self.sizes[0]
         request.draft = DraftPlace("d0", RowCache(self._pool))
         return request
 
@@ -161,8 +164,9 @@ def saturated(tokens: float) -> float:
     return 0.020 * max(1.0, tokens / 8)
 
 
-def draft(seconds: float) -> Callable[[float], float]:
-    return lambda rows: seconds * (1 + 0.01 * rows)
+def draft(seconds: float, overhead: float = 0.0) -> Callable[[int, float], float]:
+    """So long a pass for one row, and 1 % more for each other one; a step takes ``overhead`` beside its passes."""
+    return lambda depth, rows: overhead + depth * seconds * (1 + 0.01 * rows)
 
 
 def always(chance: float) -> Callable[[float, Request], float]:

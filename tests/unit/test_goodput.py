@@ -15,7 +15,7 @@ MOST = 3
 
 
 def costs(base: float, token: float, draft: float, row: float, replicas: int = 1) -> Costs:
-    return Costs(lambda tokens: base + token * tokens, lambda rows: draft + row * rows, replicas)
+    return Costs(lambda tokens: base + token * tokens, lambda depth, rows: depth * (draft + row * rows), replicas)
 
 
 def every_way(survival: np.ndarray, given_: Given, costs_: Costs) -> float:
