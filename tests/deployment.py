@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from waiting import eventually
 
 from draft_svc.drafters import Drafter
 from draft_svc.drafters.model import ModelDrafter
@@ -184,10 +185,8 @@ class Deployment:
         self._loop.close()
 
 
-def wait_until_idle(deployment: Deployment, timeout_s: float = 30) -> None:
-    """Until no request is left, and nothing is held; fails after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
-        assert time.monotonic() < deadline, "requests are still there"
-        time.sleep(0.01)
+def wait_until_idle(deployment: Deployment) -> None:
+    """Until no request is left, and nothing is held; fails where one stays."""
+    is_idle = eventually(lambda: deployment.look(lambda scheduler: not (scheduler.rows or scheduler.waiting)))
+    assert is_idle, "requests are still there"
     deployment.check_pools()

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx2
+import openai
 from deployment import Deployment
 
 PROMPT = "the cat and the hat"
@@ -26,6 +27,11 @@ def error(answer: httpx2.Response) -> dict[str, Any]:
     assert body["error"].keys() == {"message", "type", "param", "code"}
     found: dict[str, Any] = body["error"]
     return found
+
+
+def extra_field(answer: openai.BaseModel, name: str) -> Any:
+    """A field of an answer that OpenAI's own lack."""
+    return (answer.model_extra or {})[name]
 
 
 def metric(http: httpx2.Client, name: str, **labels: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from browser import Page, browsing, find_chromium
-from deployment import Deployment
+from deployment import Deployment, wait_until_idle
 from oracle_head import OracleHead
 
 from pilotfish.runtime.loading import LoadedModel
@@ -321,11 +320,7 @@ def test_stop_ends_the_request(browser: Page, tiny_folder: Path, tiny_target: Lo
             assert browser.look("document.querySelector('.lane footer').textContent").endswith("stopped")
         finally:
             _Metered.allowed.release(2)  # the step under way, and at most one more
-        deadline = time.monotonic() + 30
-        while deployment.look(lambda scheduler: bool(scheduler.rows or scheduler.waiting)):
-            assert time.monotonic() < deadline, "the request goes on"
-            time.sleep(0.01)
-        deployment.check_pools()
+        wait_until_idle(deployment)
         _Metered.allowed.release(1000)  # whatever else runs until the services have stopped
     _Metered.allowed = threading.Semaphore(0)
     assert browser.errors == []

@@ -13,8 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ import torch
 from processes import runs
 from simulated import greedy
 from tiny_models import load_reference, make_tiny_llama
+from waiting import eventually
 
 from pilotfish import Client, NotFoundError, PilotfishError, SamplingParams
 from pilotfish.v1 import target_pb2, target_pb2_grpc, types_pb2
@@ -105,13 +105,6 @@ class Up(Process):
             if parent == self.pid and (not module or module in argv):
                 found.append(int(stat.parent.name))
         return found
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def command(*argv: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from processes import runs
 from pydantic import ValidationError
 from tiny_heads import FORMATS, LLAMA
 from typer.testing import CliRunner
+from waiting import eventually
 
 from orchestrator import admission, server
 from pilotfish.cli.main import app
@@ -112,13 +113,6 @@ def ready_line(process: subprocess.Popen[str]) -> str:
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     _, stderr = process.communicate(timeout=30)
     return process.returncode, stderr
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_http_and_its_keys_are_the_orchestrators(deployment: Deployment) -> None:

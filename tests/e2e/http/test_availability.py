@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import openai
 import pytest
 from deployment import Deployment, wait_until_idle
 from http_api import CHAT, GREEDY, MODEL, PROMPT, error, metric, url
+from waiting import eventually
 
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.steps import Grant, TargetResult, TargetStep
@@ -68,13 +68,6 @@ def test_keys(tiny_folder: Path, tiny_target: LoadedModel, tmp_path: Path, caplo
     assert "secret" not in caplog.text
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class _Gated(TargetEngine):
     """A target that answers while its gate is open."""
 
@@ -99,9 +92,9 @@ def test_too_many_at_once_are_429(tiny_folder: Path, tiny_target: LoadedModel) -
     ):
         try:
             first = [pool.submit(http.post, "/v1/completions", json=body)]
-            wait_for(lambda: deployment.look(lambda scheduler: len(scheduler.rows)) == 1)
+            assert eventually(lambda: deployment.look(lambda scheduler: len(scheduler.rows)) == 1)
             first.append(pool.submit(http.post, "/v1/completions", json=body))
-            wait_for(lambda: deployment.look(lambda scheduler: len(scheduler.waiting)) == 1)
+            assert eventually(lambda: deployment.look(lambda scheduler: len(scheduler.waiting)) == 1)
             full = http.post("/v1/completions", json=body)  # of the queue
             assert (full.status_code, error(full)["code"]) == (429, "rate_limit_exceeded")
             assert "1 requests are waiting" in error(full)["message"]

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import openai
 from deployment import Deployment
-from http_api import GREEDY, MODEL, PROMPT
+from http_api import GREEDY, MODEL, PROMPT, extra_field
 from openai.types import Completion
 
 
@@ -28,7 +28,7 @@ def test_a_completion_is_what_the_sdk_gets(deployment: Deployment, client: opena
     assert details is not None
     assert details.accepted_prediction_tokens == expected.usage.accepted > 0
     assert details.rejected_prediction_tokens == expected.usage.drafted - expected.usage.accepted
-    speculation: Any = usage.speculation  # type: ignore[attr-defined]
+    speculation = extra_field(usage, "speculation")
     assert speculation["rounds"] == expected.usage.rounds
     assert speculation["accepted_per_position"] == list(expected.usage.accepted_per_position)
 
@@ -124,11 +124,11 @@ def test_extensions_go_by_vllms_names(client: openai.OpenAI) -> None:
     extra = {"top_k": 3, "min_p": 0.01, "ignore_eos": True, "draft_length": 2, "acceptance": "block", "priority": -1}
     found = client.completions.create(prompt=PROMPT, max_tokens=12, model=MODEL, extra_body=extra)
     assert found.usage is not None
-    speculation: Any = found.usage.speculation  # type: ignore[attr-defined]
+    speculation = extra_field(found.usage, "speculation")
     assert speculation["drafted"] > 0
     assert len(speculation["drafted_per_position"]) <= 2
     without = client.completions.create(prompt=PROMPT, model=MODEL, extra_body={"draft_length": 0})
     assert without.usage is not None
-    assert without.usage.speculation["drafted"] == 0  # type: ignore[attr-defined]
+    assert extra_field(without.usage, "speculation")["drafted"] == 0
     for other in ({"draft_length": "auto"}, {"draft_model": "tiny-draft"}, {"draft_model": "model"}):
         assert client.completions.create(prompt=PROMPT, model=MODEL, extra_body=other).choices

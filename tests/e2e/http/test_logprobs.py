@@ -10,6 +10,7 @@ import pytest
 from deployment import Deployment
 from http_api import CHAT, GREEDY, MODEL, PROMPT
 from openai.types.chat import ChatCompletion
+from openai.types.responses import ResponseOutputMessage, ResponseOutputText
 
 
 def test_logprobs_of_completions_are_the_sdks_and_follow_the_text(
@@ -114,6 +115,10 @@ def test_responses_have_logprobs_for_those_who_include_them(client: openai.OpenA
     settings: dict[str, Any] = {"input": "hello there", "max_output_tokens": 8, "top_logprobs": 2, **GREEDY}
     found = client.responses.create(include=["message.output_text.logprobs"], **settings)
     openai.types.responses.Response.model_validate(found.model_dump())
-    part: Any = found.output[0].content[0]  # type: ignore[union-attr]
+    [message] = found.output
+    assert isinstance(message, ResponseOutputMessage)
+    [part] = message.content
+    assert isinstance(part, ResponseOutputText)
+    assert part.logprobs is not None
     assert len(part.logprobs) == 8
     assert all(len(token.top_logprobs) == 2 for token in part.logprobs)

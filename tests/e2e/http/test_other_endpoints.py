@@ -8,13 +8,13 @@ import httpx2
 import openai
 import pytest
 from deployment import Deployment
-from http_api import CHAT, GREEDY, MODEL, PROMPT, error, metric
+from http_api import CHAT, GREEDY, MODEL, PROMPT, error, extra_field, metric
 
 
 def test_models(client: openai.OpenAI) -> None:
     [model] = client.models.list().data
     assert (model.id, model.owned_by) == (MODEL, "pilotfish")
-    assert model.max_model_len == 512  # type: ignore[attr-defined]
+    assert extra_field(model, "max_model_len") == 512
     assert client.models.retrieve(MODEL) == model
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/other")
@@ -65,17 +65,18 @@ def test_metrics_count_what_was_served(deployment: Deployment, client: openai.Op
     before = {key: metric(http, name) for key, name in names.items()}
     usage = client.completions.create(prompt="a new prompt of some length", max_tokens=24, **GREEDY).usage
     assert usage is not None
+    assert usage.prompt_tokens_details is not None
     with deployment.client() as sdk:  # whichever protocol
         other = sdk.generate("a new prompt of some length").usage
     grown = {key: metric(http, name) - before[key] for key, name in names.items()}
-    speculation: Any = usage.speculation  # type: ignore[attr-defined]
+    speculation = extra_field(usage, "speculation")
     assert grown["prompt"] == usage.prompt_tokens + other.prompt_tokens
     assert grown["completion"] == usage.completion_tokens + other.completion_tokens
     assert grown["drafted"] == speculation["drafted"] + other.drafted
     assert grown["accepted"] == grown["per position"] == speculation["accepted"] + other.accepted
     assert 0 < grown["drafts"] <= speculation["rounds"] + other.rounds
     assert grown["ended"] == grown["first"] == grown["all"] == 2
-    assert grown["hits"] == other.cached_tokens + (usage.prompt_tokens_details.cached_tokens or 0)  # type: ignore[union-attr]
+    assert grown["hits"] == other.cached_tokens + (usage.prompt_tokens_details.cached_tokens or 0)
     assert grown["between"] > 0
     assert metric(http, "vllm:num_requests_running") == metric(http, "vllm:kv_cache_usage_perc") == 0
     assert metric(http, "pilotfish:draft_replicas") == 1
