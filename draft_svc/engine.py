@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from draft_svc.drafters import Drafter
+from pilotfish.errors import InternalError
 from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.slots import require_distinct_slots
 from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant
@@ -39,7 +40,11 @@ class DraftEngine(GrantingEngine):
         started = time.perf_counter_ns()
         step.validate(grant, self.capabilities)
         require_distinct_slots(step.rows, grant.page_size, step.draft_slots(self._drafter.tree_width))
-        proposals = self._drafter.propose(step)
+        try:
+            proposals = self._drafter.propose(step)
+        except InternalError:
+            self._drafter.scrub(step.rows.page_ids)
+            raise
         return DraftResult(
             step_id=step.step_id,
             node_counts=proposals.node_counts,

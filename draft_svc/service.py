@@ -9,7 +9,7 @@ from draft_svc.engine import DraftEngine
 from pilotfish.rpc import codec, status
 from pilotfish.rpc.steps_service import ModelThread, StepStreams, Wire
 from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant
-from pilotfish.v1 import draft_pb2, draft_pb2_grpc
+from pilotfish.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 NAME = "pilotfish.v1.DraftService"
 
@@ -18,7 +18,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves one engine on one model thread."""
 
     def __init__(self, engine: DraftEngine, thread: ModelThread) -> None:
-        wire = Wire[DraftStep, DraftResult](codec.draft_step_from_pb, partial(_opened, engine.capabilities), _result)
+        opened = partial(_opened, engine.capabilities)
+        wire = Wire[DraftStep, DraftResult](codec.draft_step_from_pb, opened, _result, _refused)
         self.streams = StepStreams(engine, thread, wire)
 
     @status.unary
@@ -32,3 +33,7 @@ def _opened(capabilities: Capabilities, grant: Grant) -> draft_pb2.ExecuteDraftR
 
 def _result(result: DraftResult) -> draft_pb2.ExecuteDraftResponse:
     return draft_pb2.ExecuteDraftResponse(result=codec.draft_result_to_pb(result))
+
+
+def _refused(refused: types_pb2.StepRefused) -> draft_pb2.ExecuteDraftResponse:
+    return draft_pb2.ExecuteDraftResponse(refused=refused)

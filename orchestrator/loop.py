@@ -34,11 +34,12 @@ from orchestrator.core.target_steps import TargetBatch
 from orchestrator.outputs import Output
 from orchestrator.trace import NO_TRACE, Trace
 from orchestrator.usage import RoundTimes
-from orchestrator.workers import Backoff, Reply, WorkerStream
+from orchestrator.workers import Backoff, Reply, StepRefusedError, WorkerStream
 from pilotfish.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
+    InvalidArgumentError,
     PilotfishError,
     UnavailableError,
 )
@@ -215,7 +216,7 @@ class Loop:
             self.fail(request, FailedPreconditionError("the target came back with too few pages for this request"))
         for address, error in self.scheduler.drafting.misfits().items():
             misfit = self.drafts[address]
-            self.draft_lost(address, error)
+            self.draft_lost(misfit, error)
             misfit.close(error)  # its link tries again, and says why that is no use
         self._given_up = None
         self._read_again()
@@ -223,7 +224,7 @@ class Loop:
             self._giving_up.cancel()
         self._wake.set()
 
-    def target_lost(self, address: str, reason: PilotfishError) -> None:
+    def target_lost(self, stream: TargetStream, reason: PilotfishError) -> None:
         """The target went away; its rows wait for another for a while."""
         self.target = None
         self.scheduler.target_lost()
@@ -239,10 +240,12 @@ class Loop:
         self.drafts[stream.address] = stream
         stream.on_answer = self._trace.worker("draft", stream.address)
 
-    def draft_lost(self, address: str, reason: PilotfishError) -> None:
+    def draft_lost(self, stream: DraftStream, reason: PilotfishError) -> None:
         """A draft replica went away; its rows go on without proposals and move to another."""
-        self.drafts.pop(address, None)
-        self.scheduler.drafting.lost(address, self.scheduler.rows)
+        self.drafts.pop(stream.address, None)
+        guilty = self.scheduler.drafting.lost(stream.address, self.scheduler.rows, stream.failed_step)
+        if guilty is not None:
+            log.warning("request %s goes on without a draft: replicas fail at it (%s)", guilty.id, reason)
 
     # Rounds
 
@@ -311,8 +314,8 @@ class Loop:
             early_drafts = self.scheduler.draft_early(early_plans, verified.result)
             self._early = await self._send(early_drafts, self._draft_timeout_s)
             runs = self.scheduler.accept(batch, verified.result) if self.target is target else []
-        except PilotfishError as error:  # the stream ended, or its answer breaks the contract
-            await _end(target, error)
+        except PilotfishError as error:
+            await self._step_failed(target, batch, error)
             runs = []
         now = time.perf_counter()
         self.scheduler.timed(batch, [each.plan for each in asked], runs, now - self._round_began, clock.draft_seconds)
@@ -320,6 +323,21 @@ class Loop:
         self._trace.round(self._round_began, now, len(batch.rows), times)
         self._round_began = now
         self._runs += [(run, times) for run in runs]
+
+    async def _step_failed(self, target: TargetStream, batch: TargetBatch, error: PilotfishError) -> None:
+        """The step was refused, its stream ended, or its answer breaks the contract: the request that it failed at
+        ends once it is known, and all others are in later steps."""
+        if isinstance(error, StepRefusedError) and self.target is target:
+            log.warning("the target refused a step: %s", error)
+            guilty = self.scheduler.step_refused(batch)
+            reason: PilotfishError = InvalidArgumentError(f"the target refuses this request: {error}")
+        else:
+            guilty = None if target.was_stopped else self.scheduler.step_lost(batch)
+            reason = InternalError(f"the target failed twice at this request, which is not tried again: {error}")
+            await _end(target, error)
+        if guilty is not None:
+            log.error("request %s: %s", guilty.id, reason)
+            self.fail(guilty, reason)
 
     async def _send(self, plans: Mapping[str, DraftPlan], timeout_s: float | None = None) -> list[_Asked]:
         # Chosen before the first await: a replica that is lost and opened again has other pages.
@@ -381,13 +399,14 @@ class Loop:
                 reply = await each.reply
                 arrived.append(reply)
                 proposals |= each.plan.proposals(reply.result, vocab_size)
+                self.scheduler.drafting.answered(each.plan)
             except DeadlineExceededError as error:
                 given_up_at = time.perf_counter()
                 log.warning("draft %s; its rows go on without proposals", error)
                 if self.drafts.get(each.stream.address) is each.stream:
                     self.scheduler.drafting.replicas[each.stream.address].is_late = True  # it gets no more this round
             except PilotfishError as error:
-                each.stream.close(error)  # its link opens a new one, or has done so
+                each.stream.close(error, at=each.plan.step.step_id)  # its link opens a new one, or has done so
         clock.drafted(asked, arrived, given_up_at)
         return proposals
 

@@ -34,7 +34,7 @@ from pilotfish.errors import (
 )
 from pilotfish.rpc import codec
 from pilotfish.rpc.channel import connect
-from pilotfish.rpc.status import from_grpc
+from pilotfish.rpc.status import from_grpc, is_shutting_down
 from pilotfish.steps import (
     Capabilities,
     DraftResult,
@@ -76,6 +76,8 @@ class WorkerKind(Generic[Step, Result]):
     opened: Callable[[Any], tuple[Grant, Capabilities]]
     step_request: Callable[[Step], Any]
     result: Callable[[Any], Result]
+    survives_refusals: bool
+    """Whether the stream is of use after a refusal: not if steps that were sent already build on the refused one."""
 
 
 TargetKind = WorkerKind[TargetStep, TargetResult]
@@ -88,6 +90,7 @@ TARGET: TargetKind = WorkerKind(
     opened=lambda response: (codec.grant_from_pb(response.opened), Capabilities(kinds=())),
     step_request=lambda step: target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)),
     result=lambda response: codec.target_result_from_pb(response.result),
+    survives_refusals=True,
 )
 DRAFT: DraftKind = WorkerKind(
     name="draft",
@@ -96,6 +99,7 @@ DRAFT: DraftKind = WorkerKind(
     opened=lambda response: codec.draft_opened_from_pb(response.opened),
     step_request=lambda step: draft_pb2.ExecuteDraftRequest(step=codec.draft_step_to_pb(step)),
     result=lambda response: codec.draft_result_from_pb(response.result),
+    survives_refusals=False,
 )
 
 
@@ -114,6 +118,10 @@ class _Sent(Generic[Step, Result]):
     step: Step
     at: float
     reply: asyncio.Future[Reply[Result]]
+
+
+class StepRefusedError(InvalidArgumentError):
+    """The worker did not run the step, which breaks the contract."""
 
 
 class Backoff:
@@ -139,6 +147,8 @@ class WorkerStream(Generic[Step, Result]):
         address: of the worker.
         grant: what the worker granted.
         capabilities: how a drafter can propose; a target cannot.
+        failed_step: number of the step at which the stream failed; None if it owed no answer then, or was stopped.
+        was_stopped: whether it ended because the worker was told to stop.
         on_answer: called with a step, its result, when it was sent and when the result was here; for traces.
     """
 
@@ -156,6 +166,8 @@ class WorkerStream(Generic[Step, Result]):
         self.on_answer: Callable[[Step, Result, float, float], None] | None = None
         self._pending: deque[_Sent[Step, Result]] = deque()
         self._closed_by: PilotfishError | None = None
+        self.failed_step: int | None = None
+        self.was_stopped = False
         self._reader = asyncio.create_task(self._read(), name=f"{kind.name} {address}")
 
     @classmethod
@@ -210,9 +222,10 @@ class WorkerStream(Generic[Step, Result]):
             future.add_done_callback(lambda _: timer.cancel())
         return future
 
-    def close(self, reason: PilotfishError | None = None) -> None:
-        """Ends the stream; everything still owed fails with ``reason``."""
+    def close(self, reason: PilotfishError | None = None, at: int | None = None) -> None:
+        """Ends the stream; everything still owed fails with ``reason``. ``at`` is the step that is to blame, if any."""
         self._closed_by = self._closed_by or reason
+        self.failed_step = self.failed_step or at
         self._call.cancel()
 
     async def wait_closed(self) -> PilotfishError:
@@ -224,7 +237,10 @@ class WorkerStream(Generic[Step, Result]):
     async def _read(self) -> None:
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                self._settle(self._kind.result(response), time.perf_counter())
+                if response.WhichOneof("payload") == "refused":
+                    self._refuse(response.refused)
+                else:
+                    self._settle(self._kind.result(response), time.perf_counter())
             reason: PilotfishError = UnavailableError(f"{self.address}: the worker closed the stream")
         except grpc.RpcError as error:
             reason = from_grpc(error, self.address)
@@ -234,6 +250,9 @@ class WorkerStream(Generic[Step, Result]):
             reason = error
         self._call.cancel()
         self._closed_by = self._closed_by or reason
+        self.was_stopped = is_shutting_down(reason)
+        if self.failed_step is None and not self.was_stopped:
+            self.failed_step = self.next_due
         for sent in self._pending:
             if not sent.reply.done():
                 sent.reply.set_exception(self._closed_by)
@@ -243,11 +262,27 @@ class WorkerStream(Generic[Step, Result]):
         if not future.done():
             future.set_exception(DeadlineExceededError(f"{self.address}: no answer within {timeout_s:g} s"))
 
-    def _settle(self, result: Result, now: float) -> None:
-        if not self._pending or self._pending[0].step.step_id != result.step_id:
-            log.warning("%s %s: dropped a stale answer to step %d", self._kind.name, self.address, result.step_id)
+    def _due(self, step_id: int) -> _Sent[Step, Result] | None:
+        """The step that an answer to ``step_id`` settles; None for a stale answer."""
+        if self.next_due != step_id:
+            log.warning("%s %s: dropped a stale answer to step %d", self._kind.name, self.address, step_id)
+            return None
+        return self._pending.popleft()
+
+    def _refuse(self, refused: types_pb2.StepRefused) -> None:
+        sent = self._due(refused.step_id)
+        if sent is None:
             return
-        sent = self._pending.popleft()
+        error = StepRefusedError(f"{self.address}: {refused.message}")
+        if not sent.reply.done():
+            sent.reply.set_exception(error)
+        if not self._kind.survives_refusals:
+            self.close(error, at=refused.step_id)
+
+    def _settle(self, result: Result, now: float) -> None:
+        sent = self._due(result.step_id)
+        if sent is None:
+            return
         if not sent.reply.done():
             sent.reply.set_result(Reply(result, now))
         if self.on_answer is not None:
@@ -343,7 +378,7 @@ class WorkerLink(Generic[Step, Result]):
         kind: WorkerKind[Step, Result],
         address: str,
         on_opened: Callable[[WorkerStream[Step, Result]], None],
-        on_lost: Callable[[str, PilotfishError], None],
+        on_lost: Callable[[WorkerStream[Step, Result], PilotfishError], None],
     ) -> None:
         self._kind = kind
         self.address = address
@@ -401,6 +436,6 @@ class WorkerLink(Generic[Step, Result]):
                 self._first.set_result(None)
             reason = await stream.wait_closed()
             log.warning("%s %s: lost: %s", self._kind.name, self.address, reason)
-            self._on_lost(self.address, reason)
+            self._on_lost(stream, reason)
         finally:
             stream.close(InternalError("closed"))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pilotfish.errors import FailedPreconditionError
+from pilotfish.errors import FailedPreconditionError, InternalError
 from pilotfish.noise import Purpose
 from pilotfish.runtime import cores, sampling
 from pilotfish.runtime.grammar import Grammars
@@ -82,7 +82,11 @@ class TargetEngine(GrantingEngine):
 
             def logits_of(nodes: Ints) -> Tensor:
                 logits = self._model.logits(hidden, self._index(nodes))
-                sampling.require_finite(logits, "the target model")
+                try:
+                    sampling.require_finite(logits, "the target model")
+                except InternalError:
+                    self._model.cache.scrub(step.rows.page_ids)
+                    raise
                 return logits
 
             logits = logits_of(step.output_nodes)

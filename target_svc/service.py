@@ -13,7 +13,7 @@ from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import CHUNK_BYTES
 from pilotfish.rpc.steps_service import ModelThread, StepEngine, StepStreams, Wire
 from pilotfish.steps import Grammar, Grant, Ints, TargetResult, TargetStep
-from pilotfish.v1 import target_pb2, target_pb2_grpc
+from pilotfish.v1 import target_pb2, target_pb2_grpc, types_pb2
 
 NAME = "pilotfish.v1.TargetService"
 
@@ -32,7 +32,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def __init__(self, engine: Engine, thread: ModelThread) -> None:
         self._engine = engine
-        wire = Wire[TargetStep, TargetResult](codec.target_step_from_pb, _opened, _result)
+        wire = Wire[TargetStep, TargetResult](codec.target_step_from_pb, _opened, _result, _refused)
         self.streams = StepStreams(engine, thread, wire)
 
     @status.unary
@@ -67,3 +67,7 @@ def _opened(grant: Grant) -> target_pb2.ExecuteTargetResponse:
 
 def _result(result: TargetResult) -> target_pb2.ExecuteTargetResponse:
     return target_pb2.ExecuteTargetResponse(result=codec.target_result_to_pb(result))
+
+
+def _refused(refused: types_pb2.StepRefused) -> target_pb2.ExecuteTargetResponse:
+    return target_pb2.ExecuteTargetResponse(refused=refused)

@@ -58,7 +58,13 @@ class Drafter(ABC):
 
         Args:
             step: checked against the grant and against ``kinds``.
+
+        Raises:
+            InternalError: if the model answers NaN.
         """
+
+    def scrub(self, page_ids: Ints) -> None:  # noqa: B027 - most of what has no K and V has nothing to do
+        """Clears pages of what is not finite; see ``KVCache.scrub``."""
 
 
 def _model(config: DraftConfig, folder: Path) -> Drafter:

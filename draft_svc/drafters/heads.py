@@ -37,7 +37,7 @@ from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
 from pilotfish.runtime.shaping import shaper_of_drafts
 from pilotfish.runtime.slots import Longs, TreeRows, slots_at, within
-from pilotfish.steps import DraftStep, ProposalKind, TokenRows
+from pilotfish.steps import DraftStep, Ints, ProposalKind, TokenRows
 
 
 class Head(Protocol):
@@ -165,6 +165,9 @@ class FeatureDrafter(Drafter):
             shaper = shaper_of_drafts(step, tokens, self._grammars, ahead=_Run.ahead, columns=columns)
             return draft(step, _Run(modules, 0, outs), width=self.tree_width, shape=self._shape, shaper=shaper)
 
+    def scrub(self, page_ids: Ints) -> None:
+        self._modules.scrub(page_ids)
+
 
 class _Modules:
     """The modules of a head with their caches."""
@@ -189,6 +192,10 @@ class _Modules:
     def write_tokens(self, batch: Batch) -> None:
         """Notes the tokens of committed pairs: what penalties and grammars go by."""
         self._caches[0].write_tokens(batch.slots, batch.token_ids)
+
+    def scrub(self, page_ids: Ints) -> None:
+        for cache in self._caches:
+            cache.scrub(page_ids)
 
     def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
         for cache in self._caches:

@@ -16,7 +16,7 @@ from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
 from pilotfish.runtime.shaping import shaper_of_drafts
 from pilotfish.runtime.slots import Longs
-from pilotfish.steps import DraftStep, ProposalKind, TokenRows
+from pilotfish.steps import DraftStep, Ints, ProposalKind, TokenRows
 
 
 class ModelDrafter(Drafter):
@@ -49,6 +49,9 @@ class ModelDrafter(Drafter):
             shaper = shaper_of_drafts(step, self._model.cache.token_ids, self._grammars)
             nodes = draft_chains(step, np.flatnonzero(step.draft_lengths > 0), run, shaper)
         return collect(step, nodes)
+
+    def scrub(self, page_ids: Ints) -> None:
+        self._model.cache.scrub(page_ids)
 
 
 class _Run:

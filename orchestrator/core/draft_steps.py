@@ -141,11 +141,10 @@ def plan_step(replica: Replica, parts: Sequence[Part], support_limit: int) -> Dr
         support_limit: most ids in a support.
     """
     copies, replica.copies = replica.copies, []
-    replica.step_id += 1
     requests = [part.request for part in parts]
     params = params_of(requests)
     step = DraftStep(
-        step_id=replica.step_id,
+        step_id=replica.next_step_id(requests),
         rows=token_rows([part.row() for part in parts], copies),
         sampling=sampling_rows(requests, params),
         draft_lengths=np.array([part.draft_length for part in parts], np.int32),

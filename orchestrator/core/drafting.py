@@ -14,7 +14,7 @@ step when it is answered; until then its rows do not draft, and all others go on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.core.draft_steps import (
     DraftPlan,
@@ -30,6 +30,7 @@ from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import Proposal
 from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
+from orchestrator.core.suspects import Suspects
 from pilotfish.errors import PilotfishError
 from pilotfish.steps import Capabilities, Grant, require
 
@@ -46,6 +47,7 @@ class Drafting:
         self._support_limit = support_limit
         self._max_catch_up = max_catch_up
         self.replicas: dict[str, Replica] = {}
+        self.suspects = Suspects()  # of steps that replicas failed at
         self._target: Grant | None = None  # the last that was opened
         self._reading: set[DraftPlace] = set()  # places that a read is under way for
         self._known: set[tuple[str, str]] = set()  # names and schemes of all that have ever been opened
@@ -103,13 +105,34 @@ class Drafting:
         heads = [replica for replica in self.replicas.values() if replica.wants_features]
         return request.draft_limit > 0 and any(replica.suits(request.params) for replica in heads)
 
-    def lost(self, name: str, rows: Iterable[Request]) -> None:
-        """A replica's stream ended, and with it all that it cached; its rows move at their next step."""
-        if self.replicas.pop(name, None) is None:
-            return
+    def lost(self, name: str, rows: Iterable[Request], failed_step: int | None = None) -> Request | None:
+        """A replica's stream ended, and with it all that it cached; its rows move at their next step.
+
+        Args:
+            name: of the replica.
+            rows: scheduled.
+            failed_step: the step that it was lost at, if it owed an answer.
+
+        Returns:
+            The row that replicas fail at, once it is known: it goes on, and drafts no more.
+        """
+        replica = self.replicas.pop(name, None)
+        if replica is None:
+            return None
         for request in rows:
             if request.draft is not None and request.draft.replica == name:
                 request.drop_draft()
+        if failed_step is None:
+            return None
+        guilty = self.suspects.lost(dict(replica.sent).get(failed_step, ()))
+        if guilty is not None:
+            guilty.may_draft = False
+            guilty.drop_draft()
+        return guilty
+
+    def answered(self, plan: DraftPlan) -> None:
+        """A replica has answered a step soundly."""
+        self.suspects.answered(row.request for row in plan.rows)
 
     def plan_proposals(self, rows: Sequence[Request], node_budget: int, max_len: int) -> dict[str, DraftPlan]:
         """One step per replica that has rows ready to draft, by replica name.
@@ -124,13 +147,15 @@ class Drafting:
         for request in rows:
             limit = request.draft_limit if request.state is State.RUNNING else 0
             place = self._place(request) if limit else None
-            if place is None or request.draft_lag > PROPOSE_BEHIND:
+            if place is None or request.draft_lag > PROPOSE_BEHIND or not self._may_join(request, place, ready):
                 continue
             part = self._proposing(request, place, limit, min(node_budget, max_len - request.length))
             if part is not None and part.token_count <= budgets[place.replica] and self._knows(part):
                 budgets[place.replica] -= part.token_count
                 node_budget -= part.nodes
                 ready.setdefault(place.replica, []).append(part)
+        if not ready:
+            self.suspects.widen()  # of those that are due none drafts
         return {name: plan_step(self.replicas[name], parts, self._support_limit) for name, parts in ready.items()}
 
     def plan_catch_up(self, rows: Iterable[Request], beside: int = 0) -> dict[str, DraftPlan]:
@@ -147,6 +172,8 @@ class Drafting:
                 request.drop_draft()  # others can use its pages, and what is still cached is found again
             place = self._place(request) if request.draft_limit > 0 else None
             if place is None or request.draft_lag <= PROPOSE_BEHIND or place.lookahead:
+                continue
+            if not self._may_join(request, place, chunks):
                 continue
             part = self._catching_up(request, place, request.length - 1, budgets[place.replica])
             if part is not None:
@@ -171,6 +198,8 @@ class Drafting:
             if place is None or cached is None or place.replica not in heads or place in self._reading:
                 continue
             if request.draft_limit == 0 or not self._must_catch_up(request, place, cached.length):
+                continue
+            if not self._may_join(request, place, chunks):
                 continue
             part = self._catching_up(request, place, cached.length, budgets[place.replica])
             if part is not None:
@@ -250,6 +279,10 @@ class Drafting:
         request.draft.cache.attach(request.tokens[:-1])
         request.draft.cache.try_reserve(request.length)  # so that the next row finds the replica so much fuller
         return request.draft
+
+    def _may_join(self, request: Request, place: DraftPlace, steps: Mapping[str, list[Part]]) -> bool:
+        """Whether the row may be in the next step of its replica beside those that are; see ``suspects``."""
+        return self.suspects.may_join(request, (part.request for part in steps.get(place.replica, ())))
 
     def _must_catch_up(self, request: Request, place: DraftPlace, computed: int) -> bool:
         """Whether the features that come next will not be enough to propose with."""

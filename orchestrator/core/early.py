@@ -109,10 +109,9 @@ def fill(drafting: Drafting, plan: EarlyPlan, result: TargetResult) -> DraftPlan
     if token_ids.min() < 0 or token_ids.max() >= found.grant.vocab_size:
         return None
     beside = features[plan.features]
-    found.step_id += 1
     step = replace(
         plan.step,
-        step_id=found.step_id,
+        step_id=found.next_step_id(row.request for row in plan.rows),
         rows=replace(plan.step.rows, token_ids=token_ids),
         features=beside if found.columns is None else beside[:, found.columns],
     )

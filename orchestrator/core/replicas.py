@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.pages import PagePool
-from orchestrator.core.requests import Params
+from orchestrator.core.requests import Params, Request
 from pilotfish.steps import Capabilities, Grant
 
 FIRST_ALLOWANCE, LEAST_ALLOWANCE = 64, 16
@@ -32,6 +34,8 @@ class Replica:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Slot copies to send with its next step."""
     step_id: int = 0
+    sent: deque[tuple[int, tuple[Request, ...]]] = field(default_factory=lambda: deque(maxlen=16))
+    """Its last steps: their numbers, and whose rows they hold."""
     caught_up: bool = False
     """It was sent a catch-up step in the last round."""
     allowance: int = FIRST_ALLOWANCE
@@ -44,6 +48,12 @@ class Replica:
         """Whether it can propose as the request's rule needs it, and is of the kind that the request asks for."""
         is_wanted = params.draft_model in ("", self.grant.model_id, self.capabilities.scheme)
         return is_wanted and params.proposal_kind in self.capabilities.kinds
+
+    def next_step_id(self, rows: Iterable[Request]) -> int:
+        """Number of the next step, which holds these rows."""
+        self.step_id += 1
+        self.sent.append((self.step_id, tuple(rows)))
+        return self.step_id
 
     def begin_round(self, *, is_late: bool, is_behind: bool) -> None:
         """Says where it stands now.

@@ -163,6 +163,7 @@ class Request:
         target: place in the target's cache.
         draft: place in a draft replica's cache, if it has one.
         features: those of its newest slots in the target's cache, if they came with the target's answers.
+        may_draft: whether replicas may propose for it; not if they fail at it.
         cached_tokens: prompt tokens found in the target's prefix cache when first scheduled.
         highest_token: largest id among its tokens.
         draft_length: most draft tokens in its next round; the params' own, or as last chosen.
@@ -181,6 +182,7 @@ class Request:
     target: RowCache | None = None
     draft: DraftPlace | None = None
     features: Features | None = None
+    may_draft: bool = True
     arrival: int = 0
     cached_tokens: int | None = None
     preemptions: int = 0
@@ -227,7 +229,7 @@ class Request:
     @property
     def draft_limit(self) -> int:
         """Draft tokens to ask for."""
-        return min(self.draft_length, self.draft_room)
+        return min(self.draft_length, self.draft_room) if self.may_draft else 0
 
     @property
     def draft_lag(self) -> int:

@@ -10,7 +10,7 @@ Pure: events in (submit, finish, opened, lost), plans out. One round is
     reads    = scheduler.plan_reads(batch)          asked of the target meanwhile; answered, they become steps
     plans    = scheduler.plan_early(batch)          laid out meanwhile
     early    = scheduler.draft_early(plans, result) sent before anything is judged; of the next round
-    runs     = scheduler.accept(batch, result)
+    runs     = scheduler.accept(batch, result)     or, where no answer came, scheduler.step_refused, step_lost
     scheduler.timed(...)                            what the round took, for draft lengths to come
 
 Continuous batching: rows join and leave at every round. Running rows come first; what is left of the token budget
@@ -39,6 +39,7 @@ from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.rounds import Judged, Run, Timed, asked_for, observed
 from orchestrator.core.shaping import NOTHING
+from orchestrator.core.suspects import Suspects
 from orchestrator.core.target_steps import RowPlan, TargetBatch, TargetPlan, judge, split_features, target_step
 from pilotfish.errors import (
     AlreadyExistsError,
@@ -106,6 +107,7 @@ class Scheduler:
         self._lengths = DraftLengths(limits.sizes)
         self._drafters: set[str] = set()  # hashes of the weights that the lengths are learnt from
         self._timed: list[Timed] = []  # not yet learnt from
+        self._suspects = Suspects()  # of steps that the target failed at
 
     # Events
 
@@ -138,6 +140,8 @@ class Scheduler:
         request.move(State.FINISHED)
         request.drop_target()
         request.drop_draft()
+        self._suspects.forget(request)
+        self.drafting.suspects.forget(request)
         del self._requests[request.id]
 
     def target_opened(self, grant: Grant) -> list[Request]:
@@ -245,16 +249,17 @@ class Scheduler:
             drafts: all that propose for it, the early ones first.
         """
         assert self.target is not None
-        running, preempted = self._plan_running({name: nodes for name, (_, nodes) in asked_for(drafts).items()})
-        used = sum(1 + row.room for row in running)
+        plans, preempted = self._plan_running({name: nodes for name, (_, nodes) in asked_for(drafts).items()})
+        used = sum(1 + row.room for row in plans)
         budget = min(self.target.grant.max_step_tokens - used, self.limits.max_prefill_tokens)
-        prefills: list[RowPlan] = []
         for request in [row for row in self.rows if row.state is State.PREFILL]:
-            budget -= self._plan_chunk(request, budget, prefills)
-        while self.waiting and budget > 0 and not preempted and self._admit(self.waiting[0]):
-            budget -= self._plan_chunk(self.rows[-1], budget, prefills)
+            budget -= self._plan_chunk(request, budget, plans)
+        while self.waiting and budget > 0 and not preempted and self._admit(self.waiting[0], plans):
+            budget -= self._plan_chunk(self.rows[-1], budget, plans)
         self.rows.sort(key=_ORDER)
-        return TargetPlan((*running, *prefills))
+        if not plans:
+            self._suspects.widen()  # others of them may hold the pages that are missing
+        return TargetPlan(tuple(plans))
 
     def seal(self, plan: TargetPlan, proposals: Mapping[str, Proposal]) -> TargetBatch | None:
         """The step to send, now that the proposals are known; None if no row is left."""
@@ -299,10 +304,27 @@ class Scheduler:
             for row, verdict, found in zip(answered, verdicts, of_answered, strict=True)
             if row.request.target is row.cache
         ]
+        self._suspects.answered([row.request for row in answered])
         for row, new in features:
             if row.request.target is row.cache:
                 row.request.features = self.drafting.keep(row.request, new)
         return runs
+
+    def step_refused(self, batch: TargetBatch) -> Request | None:
+        """The target did not run the step; returns the row at fault once it is known.
+
+        What it cached stays, and its rows are in later steps, not all in the same one; see ``suspects``.
+        """
+        if self.target is not None:
+            self.target.copies[:0] = [(source, slot) for source, slot in batch.step.rows.slot_copies.tolist()]
+        return self._suspects.refused([row.request for row in batch.rows])
+
+    def step_lost(self, batch: TargetBatch) -> Request | None:
+        """The target was lost while it ran the step, or answered it wrongly; returns the row at fault once it is known.
+
+        Comes beside ``target_lost``, before or after.
+        """
+        return self._suspects.lost([row.request for row in batch.rows])
 
     # Planning
 
@@ -311,10 +333,11 @@ class Scheduler:
         return target.grant.max_step_tokens - len(self.rows)
 
     def _plan_running(self, nodes: Mapping[str, int]) -> tuple[list[RowPlan], bool]:
-        plans, preempted = [], False
+        plans: list[RowPlan] = []
+        preempted = False
         for request in list(self.rows):
-            if request.state is not State.RUNNING:
-                continue  # it prefills, or a row before it has just preempted it
+            if request.state is not State.RUNNING or not self._may_join(request, plans):
+                continue  # it prefills, or a row before it has just preempted it, or it is a suspect
             room = nodes.get(request.id, 0)
             cache = _cache(request)
             if not cache.try_reserve(request.length + room):  # rather no proposal than another row's work undone
@@ -329,16 +352,21 @@ class Scheduler:
     def _plan_chunk(self, request: Request, budget: int, plans: list[RowPlan]) -> int:
         """Plans the next prefill chunk within the budget; returns its tokens."""
         cache = _cache(request)
-        count = min(request.length - cache.length, budget)
+        count = min(request.length - cache.length, budget) if self._may_join(request, plans) else 0
         if count > 0:
             end = cache.length + count
             plans.append(RowPlan(request, cache, cache.length, end, False, end == request.length))
         return max(count, 0)
 
-    def _admit(self, request: Request) -> bool:
+    def _may_join(self, request: Request, plans: Iterable[RowPlan]) -> bool:
+        return self._suspects.may_join(request, (plan.request for plan in plans))
+
+    def _admit(self, request: Request, plans: Iterable[RowPlan]) -> bool:
         """Schedules the first waiting request if its pages fit beside everybody's worst case next round."""
         assert self.target is not None
         if len(self.rows) >= min(self.limits.max_rows, self.target.grant.max_step_tokens):
+            return False
+        if not self._may_join(request, plans):
             return False
         cache = RowCache(self.target.pool)
         cache.attach(request.tokens[: request.reusable])

@@ -23,6 +23,7 @@ _CODES: dict[type[errors.PilotfishError], grpc.StatusCode] = {
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
+SHUTTING_DOWN = "this worker is shutting down; connect to another"
 _ERRORS = {code: error for error, code in _CODES.items()}
 
 Request = TypeVar("Request")
@@ -52,6 +53,11 @@ def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
         what = "is it the address of another service, a worker instead of an orchestrator say?"
         return errors.FailedPreconditionError(f"{peer} answers, but not this call; {what}")
     return _ERRORS.get(code, errors.InternalError)(details if code in _ERRORS else f"{code.name}: {details}")
+
+
+def is_shutting_down(error: errors.PilotfishError) -> bool:
+    """Whether a stream ended because its worker was told to stop, rather than because it failed."""
+    return isinstance(error, errors.UnavailableError) and str(error).endswith(SHUTTING_DOWN)
 
 
 def streaming(

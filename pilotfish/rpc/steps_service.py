@@ -20,6 +20,7 @@ import grpc
 from pilotfish.errors import InvalidArgumentError, UnavailableError
 from pilotfish.rpc import status
 from pilotfish.steps import Grant
+from pilotfish.v1.types_pb2 import StepRefused
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class StepEngine(Protocol[StepIn, ResultOut]):
 
     def open(self, page_count: int | None) -> Grant: ...
     def close(self, grant: Grant) -> None: ...
-    def run(self, grant: Grant, step: StepIn) -> ResultOut: ...
+    def run(self, grant: Grant, step: StepIn) -> ResultOut:
+        """Raises ``InvalidArgumentError`` if the step breaks the contract, before anything is written."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Wire(Generic[Step, Result]):
     step: Callable[[Any], Step]  # from the request's step
     opened: Callable[[Grant], Any]  # a whole response
     result: Callable[[Result], Any]  # a whole response
+    refused: Callable[[StepRefused], Any]  # a whole response
 
 
 class ModelThread:
@@ -114,8 +117,10 @@ class StepStreams(Generic[Step, Result]):
     async def serve(self, context: status.Context) -> None:
         """Serves one stream until the caller ends it.
 
+        A step that the engine refuses costs nobody anything but that step.
+
         Raises:
-            InvalidArgumentError: if the caller breaks the contract.
+            InvalidArgumentError: if the first message does not open the stream, or a later one is no step.
             OverloadedError: if it asks for more pages than there are.
             UnavailableError: when the worker stops.
         """
@@ -127,7 +132,7 @@ class StepStreams(Generic[Step, Result]):
                 finally:
                     self._scopes.discard(scope)
         except TimeoutError:
-            raise UnavailableError("this worker is shutting down; connect to another") from None
+            raise UnavailableError(status.SHUTTING_DOWN) from None
 
     async def stop(self) -> None:
         """Ends all streams, and every later one, with UNAVAILABLE."""
@@ -150,12 +155,19 @@ class StepStreams(Generic[Step, Result]):
             while (request := await context.read()) is not _EOF:
                 if request.WhichOneof("payload") != "step":
                     raise InvalidArgumentError("after `open`, every message of a stream must be a `step`")
-                result = await self._thread.call(self._engine.run, grant, self._wire.step(request.step))
-                await context.write(self._wire.result(result))
+                await context.write(await self._answer(grant, request.step))
         finally:
             # No await here: this also runs when the call is cancelled.
             self._thread.submit(self._engine.close, grant)
             log.info("stream of %s closed", peer)
+
+    async def _answer(self, grant: Grant, message: Any) -> Any:
+        try:
+            result = await self._thread.call(self._engine.run, grant, self._wire.step(message))
+        except InvalidArgumentError as error:
+            log.warning("refused a step: %s", error)
+            return self._wire.refused(StepRefused(step_id=message.step_id, message=str(error)))
+        return self._wire.result(result)
 
     async def _open(self, page_count: int | None) -> Grant:
         """A grant that is closed again if the caller leaves while it is made."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pilotfish.runtime.config import ModelConfig
+from pilotfish.steps import Ints
 
 
 class KVCache:
@@ -91,6 +93,17 @@ class KVCache:
         self.write_tokens(targets, self.token_ids.view(-1).index_select(0, sources.slots))
         if self.features is not None:
             self.write_features(targets, self.read_features(sources.slots))
+
+    def scrub(self, page_ids: Ints) -> None:
+        """Sets what is not finite to 0 in these pages, after a model answered NaN.
+
+        Their next owner masks the slots that it has not written, and a NaN there would reach it all the same.
+        """
+        pages = torch.from_numpy(np.unique(page_ids).astype(np.int64)).to(self.device)
+        stores = self.layers if self.features is None else (*self.layers, self.features)
+        for store in stores:
+            found = store.index_select(0, pages)
+            store.index_copy_(0, pages, found.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
 
     def _kv_rows(self, rows: Tensor) -> Tensor:
         kv = self._kv

@@ -104,7 +104,7 @@ class SamplingRows:
         finite = float(np.finfo(np.float32).max)
         require_range(self.temperatures, "temperatures", 0, finite, "must be finite and >= 0")
         require_range(self.top_ks, "top_ks", 0, 2**31 - 1, "must be >= 0")
-        require_range(self.top_ps, "top_ps", float(np.finfo(np.float32).tiny), 1, "must be in (0, 1]")
+        require_range(self.top_ps, "top_ps", float(np.finfo(np.float32).smallest_subnormal), 1, "must be in (0, 1]")
         require_range(self.min_ps, "min_ps", 0, 1, "must be in [0, 1]")
         require_range(self.rounds, "rounds", 0, 2**62, "must be >= 0")
         if self.shaping is not None:

@@ -13,6 +13,7 @@ import torch
 from tiny_models import make_tiny_llama
 
 from draft_svc import server as draft_server
+from pilotfish.errors import InvalidArgumentError
 from pilotfish.rpc import codec, status
 from pilotfish.rpc.channel import connect
 from pilotfish.rpc.server import Server
@@ -23,12 +24,14 @@ from target_svc import server as target_server
 
 
 async def read_field(call: Any, field: str) -> Any:
-    """The next message's payload; the stream's own error if it has ended."""
+    """The next message's payload; the stream's own error if it has ended, ``InvalidArgumentError`` for a refusal."""
     try:
         response = await call.read()
     except grpc.aio.AioRpcError as error:
         raise status.from_grpc(error, "worker") from None
     assert response is not grpc.aio.EOF, "the stream ended without an error"  # type: ignore[attr-defined]
+    if response.WhichOneof("payload") == "refused":
+        raise InvalidArgumentError(response.refused.message)
     assert response.WhichOneof("payload") == field
     return getattr(response, field)
 

@@ -323,12 +323,13 @@ def test_bad_steps_are_refused_by_name_and_other_streams_go_on(start_draft: Any)
             await other.open(4)
             asked = step(Row(PROMPT[:20], 0, [0, 1]), lengths=[3], kinds=[GREEDY])
             before = (await other.run(asked)).token_ids.tolist()
+            stream = worker.stream()
+            await stream.open(4)
+            right = (await stream.run(good)).token_ids.tolist()
             for message, spoil in BAD_STEPS:
-                stream = worker.stream()
-                assert (await stream.open(4))[0].first_page == 4  # each refusal gave its pages back
-                await stream.run(good)
                 with pytest.raises(InvalidArgumentError, match=message):
                     await stream.run(spoil(good))
+                assert (await stream.run(good)).token_ids.tolist() == right  # the stream goes on as well
                 assert (await other.run(asked)).token_ids.tolist() == before
 
     asyncio.run(scenario())

@@ -149,14 +149,15 @@ def test_a_link_opens_again_under_a_new_incarnation() -> None:
 
     async def scene(address: str, _: ScriptedTarget) -> None:
         streams: asyncio.Queue[WorkerStream[Any, Any]] = asyncio.Queue()
-        lost: list[str] = []
-        link = WorkerLink(TARGET, address, streams.put_nowait, lambda address, reason: lost.append(address))
+        lost: list[WorkerStream[Any, Any]] = []
+        link = WorkerLink(TARGET, address, streams.put_nowait, lambda stream, reason: lost.append(stream))
         await link.wait_opened(10)
         first = await streams.get()
         with pytest.raises(Exception, match="hangs up"):
             await (await first.submit(step(1)))
         second = await asyncio.wait_for(streams.get(), 10)
-        assert lost == [address]
+        assert lost == [first]
+        assert first.failed_step == 1
         assert (first.grant.incarnation, second.grant.incarnation) == (1, 2)
         await link.close()
 

@@ -7,6 +7,7 @@ without its IO, and records a line per event.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,8 +19,8 @@ from orchestrator.core.requests import Params, Request, State
 from orchestrator.core.rounds import Run
 from orchestrator.core.scheduler import Limits, Scheduler
 from orchestrator.core.target_steps import TargetBatch
-from pilotfish.errors import PilotfishError
-from pilotfish.steps import DraftResult, ProposalKind
+from pilotfish.errors import InvalidArgumentError, PilotfishError
+from pilotfish.steps import DraftResult, Grant, ProposalKind
 
 KIND_LETTERS = {TokenKind.ACCEPTED: "a", TokenKind.RECOVERED: "r", TokenKind.BONUS: "b"}
 
@@ -50,6 +51,8 @@ class Simulator:
         now: virtual time in microseconds.
         texts: tokens that each request has got so far.
         trace: what happened, a line an event.
+        make_target, make_draft: what is opened; a step at which one raises is refused, or costs the worker.
+        failed: requests that the target failed at.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -72,6 +75,9 @@ class Simulator:
         self.reads: list[tuple[int, FeatureRead]] = []  # under way, and the round in which each is answered
         self.early: list[tuple[str, DraftPlan, DraftResult]] = []  # sent with the last answer of the target
         self.early_rows = 0  # that have got a proposal so
+        self.make_target: Callable[[Grant], FakeTarget] = FakeTarget
+        self.make_draft: Callable[[Grant, float, int], FakeDraft] = FakeDraft
+        self.failed: set[str] = set()
 
     # Events
 
@@ -79,7 +85,7 @@ class Simulator:
         self, pages: int, first_page: int = 0, features: tuple[str, ...] = (), max_step_tokens: int = 256
     ) -> None:
         given = grant(pages, self.page_size, first_page, features=features, max_step_tokens=max_step_tokens)
-        self.target = FakeTarget(given)
+        self.target = self.make_target(given)
         for request in self.scheduler.target_opened(given):
             self.scheduler.finish(request)
         for name in self.scheduler.drafting.misfits():
@@ -102,7 +108,7 @@ class Simulator:
         max_step_tokens: int = 256,
     ) -> None:
         given = grant(pages, self.page_size, features=features, max_step_tokens=max_step_tokens)
-        fake = (FakeHead if features else FakeDraft)(given, agreement, branches)
+        fake = (FakeHead if features else self.make_draft)(given, agreement, branches)
         self.replicas[name] = SimReplica(fake, costs or Costs(100, 1))
         self.scheduler.drafting.opened(name, given, replace(fake.capabilities, kinds=kinds))
 
@@ -112,9 +118,27 @@ class Simulator:
             self.scheduler.drafting.give_up(read)
         self.reads.clear()
 
-    def lose_draft(self, name: str) -> None:
+    def lose_draft(self, name: str, failed_step: int | None = None) -> None:
         del self.replicas[name]
-        self.scheduler.drafting.lost(name, self.scheduler.rows)
+        guilty = self.scheduler.drafting.lost(name, self.scheduler.rows, failed_step)
+        if guilty is not None:
+            self.trace.append(f"  {guilty.id} drafts no more")
+
+    def lose_step(self, batch: TargetBatch, error: PilotfishError) -> None:
+        """The target refuses a step, or is lost at it and comes back with empty pages."""
+        self.trace.append(f"  the target fails: {error}")
+        if isinstance(error, InvalidArgumentError):
+            guilty = self.scheduler.step_refused(batch)
+        else:
+            assert self.target is not None
+            given = self.target.grant
+            self.lose_target()
+            guilty = self.scheduler.step_lost(batch)
+            self.target = self.make_target(given)
+            self.scheduler.target_opened(given)
+        if guilty is not None:
+            self.scheduler.finish(guilty)
+            self.failed.add(guilty.id)
 
     def submit(
         self, name: str, prompt: list[int], max_tokens: int, draft_length: int | None, **options: object
@@ -161,9 +185,13 @@ class Simulator:
         self.scheduler.choose_draft_lengths()
         catch_up = self.scheduler.plan_catch_up(batch)
         for name, plan_ in catch_up.items():
-            self._run_draft(name, plan_, self.now)
+            self._try_draft(name, plan_, self.now)
         self._read(batch)
-        result = self.target.run(batch.step)
+        try:
+            result = self.target.run(batch.step)
+        except PilotfishError as error:
+            self.lose_step(batch, error)
+            return
         before = self.now
         early_plans = self.scheduler.plan_early(batch)
         self.now += self.target_costs.step + self.target_costs.token * len(batch.step.rows.token_ids)
@@ -253,7 +281,9 @@ class Simulator:
         return proposals
 
     def _propose(self, name: str, plan: DraftPlan, sent_at: int) -> dict:
-        result = self._run_draft(name, plan, sent_at)
+        result = self._try_draft(name, plan, sent_at)
+        if result is None:
+            return {}
         replica = self.replicas[name]
         if replica.busy_until - sent_at > self.draft_deadline:
             self.scheduler.drafting.replicas[name].is_late = True
@@ -262,11 +292,24 @@ class Simulator:
             return {}
         self.now = max(self.now, replica.busy_until)
         try:
-            return plan.proposals(result, grant(1).vocab_size)
+            proposals = plan.proposals(result, grant(1).vocab_size)
         except PilotfishError as error:
             self.trace.append(f"  {name} answered garbage: {error}")
             self.lose_draft(name)
             return {}
+        self.scheduler.drafting.answered(plan)
+        return proposals
+
+    def _try_draft(self, name: str, plan: DraftPlan, sent_at: int) -> DraftResult | None:
+        """As ``_run_draft``; a replica that fails is lost, and comes back with empty pages."""
+        try:
+            return self._run_draft(name, plan, sent_at)
+        except PilotfishError as error:
+            self.trace.append(f"  lost {name}: {error}")
+            fake = self.replicas[name].fake
+            self.lose_draft(name, plan.step.step_id)
+            self.open_draft(name, fake.grant.page_count, fake.agreement, fake.branches)
+            return None
 
     def _run_draft(self, name: str, plan: DraftPlan, sent_at: int) -> DraftResult:
         replica = self.replicas[name]

@@ -30,6 +30,8 @@ class Stream:
         self.steps: list[Any] = []
         self.owed: list[tuple[int, asyncio.Future[Reply[Any]]]] = []  # steps that are never answered
         self.hangs = self.is_closed = False
+        self.failed_step: int | None = None
+        self.was_stopped = False
         self.on_answer = None
 
     @property
@@ -56,8 +58,8 @@ class Stream:
             if not reply.done():
                 reply.set_exception(error)
 
-    def close(self, reason: PilotfishError | None = None) -> None:
-        self.is_closed = True
+    def close(self, reason: PilotfishError | None = None, at: int | None = None) -> None:
+        self.is_closed, self.failed_step = True, at
 
 
 class Served:
@@ -76,7 +78,7 @@ class Served:
 
     def open_target(self) -> None:
         self.target = FakeTarget(grant(64, features=STATES))
-        self._open(self.loop.target_opened, Stream("target", self.target))
+        self.stream = self._open(self.loop.target_opened, Stream("target", self.target))
 
     def open_head(self, name: str) -> Stream:
         return self._open(self.loop.draft_opened, Stream(name, FakeHead(grant(64, features=STATES), agreement=0.6)))
@@ -148,7 +150,7 @@ def test_what_an_old_stream_still_owes_does_not_end_the_new_one() -> None:
         await served.rounds(1)
         assert served.loop._early
         served.heads["d0"].fail(gone := UnavailableError("the worker closed the stream"))
-        served.loop.draft_lost("d0", gone)
+        served.loop.draft_lost(served.heads["d0"], gone)  # type: ignore[arg-type]
         stream = served.open_head("d0")
         await served.finish()
         assert not stream.is_closed
@@ -167,7 +169,7 @@ def test_a_read_that_fails_is_not_tried_again_at_once(monkeypatch: pytest.Monkey
         served.reads_fail = True
         await served.rounds(12)
         assert served.reads == 1
-        served.loop.target_lost("target", UnavailableError("the worker closed the stream"))
+        served.loop.target_lost(served.stream, UnavailableError("the worker closed the stream"))  # type: ignore[arg-type]
         served.open_target()
         served.reads_fail = False
         await served.finish()
