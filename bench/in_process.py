@@ -9,8 +9,10 @@ import asyncio
 from typing import Any
 
 from orchestrator.workers import WorkerKind
+from pilotfish.errors import InvalidArgumentError
 from pilotfish.rpc.steps_service import ModelThread, StepEngine
 from pilotfish.steps import Capabilities, Grant
+from pilotfish.v1.types_pb2 import StepRefused
 
 NO_DRAFTS = Capabilities(kinds=())
 
@@ -37,6 +39,8 @@ def in_process(
         opened=opened,
         step_request=lambda step: step,
         result=lambda result: result,
+        refused=lambda answer: answer if isinstance(answer, StepRefused) else None,
+        survives_refusals=name == "target",
     )
 
 
@@ -49,9 +53,14 @@ class _Call:
         self._answers: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
 
     async def write(self, step: Any) -> None:
-        call = self._thread.call
-        job = call(self._engine.run, self._grant, step) if self._grant is not None else call(self._engine.open, None)
+        job = self._run(step) if self._grant is not None else self._thread.call(self._engine.open, None)
         self._answers.put_nowait(asyncio.ensure_future(job))
+
+    async def _run(self, step: Any) -> Any:
+        try:
+            return await self._thread.call(self._engine.run, self._grant, step)
+        except InvalidArgumentError as error:
+            return StepRefused(step_id=step.step_id, message=str(error))
 
     async def read(self) -> Any:
         answer = await (await self._answers.get())

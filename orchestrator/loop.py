@@ -148,6 +148,7 @@ class Loop:
         read_features: from the target.
         draft_timeout_s: how long a round waits for proposals, and rows that catch up for features.
         target_timeout_s: how long requests wait for a target that went away.
+        step_timeout_s: how long the target may take for a step before it is given up.
         trace: of what happens when.
     """
 
@@ -157,6 +158,7 @@ class Loop:
         read_features: ReadFeatures,
         draft_timeout_s: float,
         target_timeout_s: float,
+        step_timeout_s: float = 300.0,
         trace: Trace = NO_TRACE,
     ) -> None:
         self.scheduler = scheduler
@@ -171,6 +173,7 @@ class Loop:
         self.drafts: dict[str, DraftStream] = {}
         self._draft_timeout_s = draft_timeout_s
         self._target_timeout_s = target_timeout_s
+        self._step_timeout_s = step_timeout_s
         self._outputs: dict[Request, Output] = {}
         self._runs: deque[tuple[Run, RoundTimes]] = deque()  # accepted, not yet emitted
         self._may_emit = asyncio.Event()
@@ -294,7 +297,7 @@ class Loop:
         if batch is None:
             return
         self._note_scheduled(batch)
-        sent_at, reply = time.perf_counter(), await target.submit(batch.step)
+        sent_at, reply = time.perf_counter(), await target.submit(batch.step, self._step_timeout_s)
         self._may_emit.set()
         if self.scheduler.is_adaptive:
             await asyncio.wait({reply}, timeout=SETTLE_S)

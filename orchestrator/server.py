@@ -118,6 +118,10 @@ class OrchestratorSettings(HttpSettings):
     """How long a round waits for proposals before it goes on without them, and a draft that catches up for features
     of the target."""
 
+    step_timeout_s: float = Field(300.0, gt=0)
+    """How long the target may take for one step before it is given up as hanging. One whose process does not answer at
+    all is given up within ten seconds."""
+
     target_timeout_s: float = Field(60.0, gt=0)
     """How long requests wait for a target that went away before they fail."""
 
@@ -158,7 +162,12 @@ class Orchestrator:
         self._reader = FeatureReader(settings.target)
         self._compiler = GrammarCompiler(settings.target)
         self.loop = Loop(
-            Scheduler(limits), self._reader.read, settings.draft_timeout_s, settings.target_timeout_s, self._trace
+            Scheduler(limits),
+            self._reader.read,
+            settings.draft_timeout_s,
+            settings.target_timeout_s,
+            settings.step_timeout_s,
+            self._trace,
         )
         defaults = Defaults(
             self._draft_length, Rule[settings.acceptance.upper()], frozenset(self._tokenizer.eos_token_ids)

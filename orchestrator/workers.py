@@ -61,7 +61,7 @@ class Numbered(Protocol):
 Step = TypeVar("Step", bound=Numbered)
 Result = TypeVar("Result", bound=Numbered)
 
-RETRY_S = (0.1, 2.0)  # first and longest wait between attempts
+RETRY_S = (0.1, 0.5)  # first and longest wait between attempts; requests may be waiting for the worker
 STEADY_S = 30.0  # a stream that lasted so long starts the waits anew; a worker that flaps is left alone longer
 UNFIT = (FailedPreconditionError, InvalidArgumentError)  # errors that trying again will not mend
 
@@ -76,6 +76,7 @@ class WorkerKind(Generic[Step, Result]):
     opened: Callable[[Any], tuple[Grant, Capabilities]]
     step_request: Callable[[Step], Any]
     result: Callable[[Any], Result]
+    refused: Callable[[Any], types_pb2.StepRefused | None]
     survives_refusals: bool
     """Whether the stream is of use after a refusal: not if steps that were sent already build on the refused one."""
 
@@ -90,6 +91,7 @@ TARGET: TargetKind = WorkerKind(
     opened=lambda response: (codec.grant_from_pb(response.opened), Capabilities(kinds=())),
     step_request=lambda step: target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)),
     result=lambda response: codec.target_result_from_pb(response.result),
+    refused=lambda response: response.refused if response.HasField("refused") else None,
     survives_refusals=True,
 )
 DRAFT: DraftKind = WorkerKind(
@@ -99,6 +101,7 @@ DRAFT: DraftKind = WorkerKind(
     opened=lambda response: codec.draft_opened_from_pb(response.opened),
     step_request=lambda step: draft_pb2.ExecuteDraftRequest(step=codec.draft_step_to_pb(step)),
     result=lambda response: codec.draft_result_from_pb(response.result),
+    refused=lambda response: response.refused if response.HasField("refused") else None,
     survives_refusals=False,
 )
 
@@ -237,8 +240,9 @@ class WorkerStream(Generic[Step, Result]):
     async def _read(self) -> None:
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                if response.WhichOneof("payload") == "refused":
-                    self._refuse(response.refused)
+                refused = self._kind.refused(response)
+                if refused is not None:
+                    self._refuse(refused)
                 else:
                     self._settle(self._kind.result(response), time.perf_counter())
             reason: PilotfishError = UnavailableError(f"{self.address}: the worker closed the stream")

@@ -14,10 +14,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import httpx2
 import openai
 import pytest
 import torch
@@ -35,6 +37,7 @@ PYTHON = [sys.executable, "-P", "-m"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 API_KEY = "a-key-of-the-tests"
 PATIENCE_S = 60.0
+GIVEN_UP_S = 40.0  # most seconds that a worker which hangs may count as one that answers; ten on a quiet machine
 PROMPT = "It is a truth"
 TOKENS = 24
 
@@ -467,3 +470,30 @@ def test_a_worker_with_an_open_stream_ends_at_sigterm(target: Path) -> None:
         assert worker.wait() == 0
     assert "target stops" in worker.stderr
     assert "Traceback" not in worker.stderr
+
+
+def test_workers_that_hang_are_given_up_within_seconds_and_taken_back(target: Path, answer: dict[str, Any]) -> None:
+    """Stopped by SIGSTOP: their connections stay open, and nobody answers."""
+    flags = ["--draft", str(target), "--draft-layers", "2", "--draft-length", "3", "--http", "127.0.0.1:0"]
+    with Up("--target", str(target), *flags) as up, Client(up.address) as client:
+        params = SamplingParams(max_tokens=TOKENS)
+
+        def is_ready() -> bool:
+            return httpx2.get(f"http://{up.http}/health").status_code == 200
+
+        [draft], [worker] = up.children("draft_svc"), up.children("target_svc")
+        os.kill(draft, signal.SIGSTOP)
+        assert client.generate(PROMPT, params).text == answer["text"]
+        assert eventually(lambda: client.server_info().draft_replica_count == 0, seconds=GIVEN_UP_S)
+        os.kill(draft, signal.SIGCONT)
+        assert eventually(lambda: client.server_info().draft_replica_count == 1)
+
+        os.kill(worker, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.generate, PROMPT, params)
+            assert eventually(lambda: not is_ready(), seconds=GIVEN_UP_S)
+            os.kill(worker, signal.SIGCONT)
+            assert waiting.result(PATIENCE_S).text == answer["text"]
+        assert is_ready()
+        up.signal(signal.SIGINT)
+        assert up.wait() == 0

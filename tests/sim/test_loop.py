@@ -61,12 +61,15 @@ class Stream:
     def close(self, reason: PilotfishError | None = None, at: int | None = None) -> None:
         self.is_closed, self.failed_step = True, at
 
+    async def wait_closed(self) -> None:
+        pass
+
 
 class Served:
     """A loop with a target, heads, and one request that drafts one token at a time; the test plays its rounds."""
 
     def __init__(self, *heads: str, prompt_length: int = 10) -> None:
-        self.loop = Loop(Scheduler(Limits(early_drafts=True)), self._read, draft_timeout_s=0.01, target_timeout_s=60.0)
+        self.loop = Loop(Scheduler(Limits(early_drafts=True)), self._read, 0.01, 60.0, step_timeout_s=0.05)
         self.open_target()
         self.heads = {name: self.open_head(name) for name in heads}
         self.reads, self.reads_fail = 0, False
@@ -197,8 +200,24 @@ def test_a_read_is_tried_again_until_it_succeeds(monkeypatch: pytest.MonkeyPatch
     play(scene())
 
 
+def test_a_target_that_does_not_end_a_step_is_given_up() -> None:
+    async def scene() -> None:
+        served = Served("d0")
+        await served.rounds(5)
+        hung = served.stream
+        hung.hangs = True
+        await served.rounds(1)
+        assert hung.is_closed
+        served.loop.target_lost(hung, UnavailableError("the stream was closed"))  # type: ignore[arg-type]
+        served.open_target()
+        await served.finish()
+        assert served.text == served.expected
+
+    play(scene())
+
+
 def test_waits_double_up_to_a_limit_until_something_succeeds() -> None:
     backoff = Backoff()
-    assert [backoff.failed() for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert [backoff.failed() for _ in range(7)] == [0.1, 0.2, 0.4, 0.5, 0.5, 0.5, 0.5]
     backoff.succeeded()
     assert backoff.failed() == 0.1
