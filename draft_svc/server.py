@@ -13,7 +13,7 @@ from draft_svc.drafters.head_spec import Switches
 from pilotfish.errors import InvalidArgumentError, PilotfishError
 from pilotfish.rpc.server import AddServices, run
 from pilotfish.runtime.worker_config import WorkerConfig
-from pilotfish.settings import fail_with, load
+from pilotfish.settings import ListenAddress, fail_with, load
 from pilotfish.v1 import draft_pb2_grpc
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class DraftConfig(WorkerConfig):
     aux_layers: str | None = None
     """After which layers of the target an EAGLE-3 head's states are taken, with commas: 2,15,27."""
 
-    listen: str = "127.0.0.1:50052"
-    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+    listen: ListenAddress = "127.0.0.1:50052"
+    """HOST:PORT or port to serve on; port 0 takes a free one."""
 
     tree_width: int = Field(8, ge=0, le=64)
     """Most nodes that a head runs per level of a tree, and children of each that it looks at. 0 drafts chains only.

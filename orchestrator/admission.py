@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -13,10 +13,13 @@ import numpy as np
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.shaping import Shaping
-from pilotfish.errors import InvalidArgumentError
 from pilotfish.steps import Grammar, GrammarKind, require
 
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 4096  # characters of one
+MAX_STOP_TOKENS = 1024
+MAX_REQUEST_ID_LENGTH = 256
+MAX_INT32 = 2**31 - 1
 MAX_DRAFT_LENGTH = 64
 MAX_SAMPLES = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
@@ -38,8 +41,8 @@ class Asked:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     acceptance: Rule | None = None
     draft_length: int | None = None
@@ -49,8 +52,8 @@ class Asked:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_token_ids: tuple[int, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: Sequence[int] = ()
+    allowed_token_ids: Sequence[int] = ()
     min_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -75,9 +78,11 @@ class Defaults:
 
 
 def admit(
-    request_id: str, prompt: list[int], asked: Asked, defaults: Defaults, vocab_size: int, priority: int = 0
+    request_id: str, prompt: Sequence[int], asked: Asked, defaults: Defaults, vocab_size: int, priority: int = 0
 ) -> tuple[Request, ...]:
     """One request for each sample, sound in itself; whether it fits the target is for the scheduler to say.
+
+    Everything is checked before anything is made of it, and counts before what they count.
 
     Args:
         request_id: of the first; the others' are made of it.
@@ -90,16 +95,21 @@ def admit(
     Raises:
         InvalidArgumentError: naming field, value and limit.
     """
+    length = len(request_id)
+    require(length <= MAX_REQUEST_ID_LENGTH, "request_id", f"{length} characters", f"at most {MAX_REQUEST_ID_LENGTH}")
     require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        index, token_id = next((index, each) for index, each in enumerate(prompt) if not 0 <= each < vocab_size)
-        require(False, f"prompt token_ids[{index}]", token_id, f"must be in [0, {vocab_size})")
+    check_ids("prompt token_ids", prompt, vocab_size)
+    _check_stops(asked.stop)
+    _check_count("stop_token_ids", asked.stop_token_ids, MAX_STOP_TOKENS)
+    check_ids("stop_token_ids", asked.stop_token_ids, vocab_size)
+    samples = _integer("n", asked.n, 1, 1, MAX_SAMPLES)
+    max_tokens = _integer("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
+    _integer("priority", priority, 0, -MAX_INT32 - 1)
     ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
-    max_tokens = _at_least("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
     params = Params(
         max_tokens=max_tokens,
         temperature=_number("temperature", asked.temperature, 0.0),
-        top_k=_at_least("top_k", asked.top_k, 0, 0),
+        top_k=_integer("top_k", asked.top_k, 0, 0),
         top_p=_number("top_p", asked.top_p, 1.0, high=1.0, open_low=True),
         min_p=_number("min_p", asked.min_p, 0.0, high=1.0),
         seed=_seed(asked.seed),
@@ -110,11 +120,8 @@ def admit(
         show_proposals=asked.show_proposals,
         logprobs=_top_count("logprobs", asked.logprobs),
         prompt_logprobs=_top_count("prompt_logprobs", asked.prompt_logprobs),
-        shaping=_shaping(asked, max_tokens, defaults.end_token_ids),
+        shaping=_shaping(asked, max_tokens, defaults.end_token_ids, vocab_size),
     )
-    _check_stops(asked.stop)
-    samples = _at_least("n", asked.n, 1, 1)
-    require(samples <= MAX_SAMPLES, "n", samples, f"must be at most {MAX_SAMPLES}")
     tokens = np.array(prompt, np.int32)
     first = Request(request_id, tokens, params, priority)
     others = replace(params, prompt_logprobs=None)  # which one is enough to find out
@@ -145,22 +152,36 @@ def check_timeout(timeout_s: float | None) -> float | None:
     return _number("timeout_s", timeout_s, 0.0, high=MAX_TIMEOUT_S, open_low=True)
 
 
+def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Returns if the model may know all of these token ids.
+
+    Raises:
+        InvalidArgumentError: naming field, value and limit.
+    """
+    if len(ids) and not (min(ids) >= 0 and max(ids) < vocab_size):
+        index, token_id = next((index, each) for index, each in enumerate(ids) if not 0 <= each < vocab_size)
+        require(False, f"{name}[{index}]", token_id, f"must be in [0, {vocab_size})")
+
+
 def _top_count(name: str, count: int | None) -> int | None:
     if count is not None:
         require(0 <= count <= MAX_TOP_LOGPROBS, name, count, f"must be in [0, {MAX_TOP_LOGPROBS}]")
     return count
 
 
-def _shaping(asked: Asked, max_tokens: int, end_token_ids: frozenset[int]) -> Shaping:
-    allowed, low = asked.allowed_token_ids, _at_least("min_tokens", asked.min_tokens, 0, 0)
+def _shaping(asked: Asked, max_tokens: int, end_token_ids: frozenset[int], vocab_size: int) -> Shaping:
+    low = _integer("min_tokens", asked.min_tokens, 0, 0)
     require(low <= max_tokens, "min_tokens", low, f"must be at most max_tokens, which is {max_tokens}")
-    require(len(allowed) <= MAX_ALLOWED, "allowed_token_ids", f"{len(allowed)} ids", f"at most {MAX_ALLOWED} may be")
+    _check_count("logit_bias", asked.logit_bias, MAX_BIASES)
+    for name, most in (("banned_token_ids", MAX_BIASES), ("allowed_token_ids", MAX_ALLOWED)):
+        _check_count(name, getattr(asked, name), most)
+        check_ids(name, getattr(asked, name), vocab_size)
     return Shaping(
         repetition_penalty=_number("repetition_penalty", asked.repetition_penalty, 1.0, open_low=True),
         presence_penalty=_between("presence_penalty", asked.presence_penalty, -2, 2),
         frequency_penalty=_between("frequency_penalty", asked.frequency_penalty, -2, 2),
-        logit_bias=_biases(asked),
-        allowed_token_ids=allowed,
+        logit_bias=_biases(asked, vocab_size),
+        allowed_token_ids=tuple(asked.allowed_token_ids),
         min_tokens=low,
         grammar=_grammar(asked, end_token_ids),
     )
@@ -185,12 +206,11 @@ def _grammar(asked: Asked, end_token_ids: frozenset[int]) -> Grammar | None:
     return Grammar(kind, text, tuple(sorted(end_token_ids)))
 
 
-def _biases(asked: Asked) -> tuple[tuple[int, float], ...]:
+def _biases(asked: Asked, vocab_size: int) -> tuple[tuple[int, float], ...]:
     """Biases and bans, by token id."""
     banned = asked.banned_token_ids
-    for name, ids in (("logit_bias", asked.logit_bias), ("banned_token_ids", banned)):
-        require(len(ids) <= MAX_BIASES, name, f"{len(ids)} ids", f"at most {MAX_BIASES} may be")
     for token_id, bias in asked.logit_bias.items():
+        require(0 <= token_id < vocab_size, "logit_bias", f"of token {token_id}", f"ids must be in [0, {vocab_size})")
         _between(f"logit_bias of token {token_id}", bias, -100, 100)
     both = asked.logit_bias.keys() & set(banned)
     require(not both, "banned_token_ids", f"{sorted(both)}, in part", "logit_bias names these too; say it once")
@@ -201,8 +221,8 @@ def _biases(asked: Asked) -> tuple[tuple[int, float], ...]:
 def _seed(seed: int | None) -> int:
     if seed is None:
         return secrets.randbits(64)
-    require(0 <= seed < 1 << 64, "seed", seed, "must be in [0, 2**64)")
-    return seed
+    require(-(1 << 63) <= seed < 1 << 64, "seed", seed, "must be in [-2**63, 2**64)")
+    return seed % (1 << 64)  # the two's complement of those below 0
 
 
 def _rule(asked: Asked, defaults: Defaults) -> Rule:
@@ -219,15 +239,18 @@ def _draft_length(asked: Asked, defaults: Defaults) -> int | None:
         return None
     if asked.draft_length is None:
         return defaults.draft_length
-    length = _at_least("draft_length", asked.draft_length, 0, 0)
-    require(length <= MAX_DRAFT_LENGTH, "draft_length", length, f"must be at most {MAX_DRAFT_LENGTH}")
-    return length
+    return _integer("draft_length", asked.draft_length, 0, 0, MAX_DRAFT_LENGTH)
 
 
-def _at_least(name: str, value: int | None, default: int, low: int) -> int:
+def _integer(name: str, value: int | None, default: int, low: int, high: int = MAX_INT32) -> int:
     value = default if value is None else value
     require(value >= low, name, value, f"must be at least {low}")
+    require(value <= high, name, value, f"must be at most {high}")
     return value
+
+
+def _check_count(name: str, ids: Collection[int], most: int) -> None:
+    require(len(ids) <= most, name, f"{len(ids)} ids", f"at most {most} may be")
 
 
 def _number(name: str, value: float | None, default: float, high: float = math.inf, open_low: bool = False) -> float:
@@ -245,7 +268,9 @@ def _between(name: str, value: float | None, low: float, high: float) -> float:
     return value
 
 
-def _check_stops(stops: tuple[str, ...]) -> None:
+def _check_stops(stops: Sequence[str]) -> None:
     require(len(stops) <= MAX_STOPS, "stop", f"{len(stops)} texts", f"at most {MAX_STOPS} are allowed")
-    if "" in stops:
-        raise InvalidArgumentError(f"stop[{stops.index('')}] is empty; a stop text has at least one character", "stop")
+    for index, stop in enumerate(stops):
+        name, length = f"stop[{index}]", len(stop)
+        require(length > 0, name, "empty", "a stop text has at least one character")
+        require(length <= MAX_STOP_LENGTH, name, f"{length} characters", f"at most {MAX_STOP_LENGTH} are allowed")

@@ -22,7 +22,7 @@ from orchestrator.loop import Loop
 from orchestrator.metrics import Metrics
 from orchestrator.outputs import Event, Events, Finished, Output, Prompt
 from orchestrator.tokenizer import Tokenizer
-from pilotfish.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, PilotfishError
+from pilotfish.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, PilotfishError, shown
 from pilotfish.steps import Grammar
 
 
@@ -170,7 +170,7 @@ class Generation:
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt; see ``Tokenizer.encode``."""
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, self.info().max_len)
 
     async def encode_chat(
         self,
@@ -181,7 +181,7 @@ class Generation:
     ) -> list[int]:
         """Token ids of a conversation; see ``Tokenizer.encode_chat``."""
         encode = self.tokenizer.encode_chat
-        return await asyncio.to_thread(encode, messages, add_generation_prompt, tools, variables)
+        return await asyncio.to_thread(encode, messages, add_generation_prompt, tools, variables, self.info().max_len)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones written out."""
@@ -194,7 +194,7 @@ class Generation:
             NotFoundError: it is another.
         """
         if name not in ("", served := self.info().model):
-            raise NotFoundError(f"model is {name!r}; this server has {served!r}", "model")
+            raise NotFoundError(f"model is {shown(name)}; this server has {served!r}", "model")
 
     def begin(self, ask: Ask) -> Answer:
         """Queues what is asked for; enter the answer at once, which ends it when left.
@@ -207,15 +207,17 @@ class Generation:
         request_id = ask.request_id or f"gen-{secrets.token_hex(8)}"
         info = self.info()
         vocab_size = info.vocab_size or self.tokenizer.vocab_size  # before there is a target
-        requests = admit(request_id, list(ask.prompt), ask.asked, self._defaults, vocab_size, ask.priority)
+        max_tokens = self._defaults.max_tokens if ask.asked.max_tokens is None else ask.asked.max_tokens
         timeout_s = check_timeout(ask.timeout_s)
+        self._loop.require_room(len(ask.prompt), max_tokens)
+        requests = admit(request_id, ask.prompt, ask.asked, self._defaults, vocab_size, ask.priority)
         watch = self.metrics.watch() if self.metrics is not None else None
         is_scored = ask.asked.prompt_logprobs is not None
         prompt = self._prompt(ask.prompt) if ask.asked.echo or is_scored else None
         events = Events(watch, begin_with_prompt=prompt is not None)
 
         def submit() -> None:
-            self._submit(requests, ask.asked.stop, events, prompt if is_scored else None)
+            self._submit(requests, tuple(ask.asked.stop), events, prompt if is_scored else None)
             if watch is not None:
                 watch.began(len(requests), requests[0].params.max_tokens)
 

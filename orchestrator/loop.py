@@ -185,6 +185,10 @@ class Loop:
 
     # Requests
 
+    def require_room(self, prompt: int, max_tokens: int) -> None:
+        """See ``Scheduler.require_room``."""
+        self.scheduler.require_room(prompt, max_tokens)
+
     def submit(self, request: Request, output: Output) -> None:
         """Queues a request; its tokens go to ``output``.
 

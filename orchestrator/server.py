@@ -28,7 +28,7 @@ from orchestrator.trace import NO_TRACE, ChromeTrace
 from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, GrammarCompiler, TargetKind, WorkerLink
 from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
-from pilotfish.settings import fail_with, load
+from pilotfish.settings import Address, ListenAddress, fail_with, load
 from pilotfish.steps import Grant
 from pilotfish.v1 import generation_pb2_grpc
 
@@ -68,14 +68,14 @@ class OrchestratorSettings(HttpSettings):
     model: Path
     """Folder with the target's tokenizer.json and tokenizer_config.json."""
 
-    target: str = "127.0.0.1:50051"
-    """HOST:PORT of the target worker."""
+    target: Address = "127.0.0.1:50051"
+    """HOST:PORT or port of the target worker."""
 
-    draft: list[str] = Field(default_factory=list)
-    """HOST:PORT of a draft replica; give it once for each. Without one the target decodes alone."""
+    draft: list[Address] = Field(default_factory=list)
+    """HOST:PORT or port of a draft replica; give it once for each. Without one the target decodes alone."""
 
-    listen: str = "127.0.0.1:50050"
-    """HOST:PORT to serve clients on; port 0 takes a free one."""
+    listen: ListenAddress = "127.0.0.1:50050"
+    """HOST:PORT or port to serve clients on; port 0 takes a free one."""
 
     name: str = ""
     """Name of the model for clients; by default the target's own."""

@@ -16,7 +16,7 @@ from orchestrator.core.rounds import Judged
 from orchestrator.generation import Ask, Generation
 from orchestrator.outputs import Event, Finished, Prompt
 from orchestrator.usage import RoundTimes, Usage
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import refusal
 from pilotfish.rpc.status import streaming, unary
 from pilotfish.steps import require
 from pilotfish.v1 import generation_pb2 as pb
@@ -83,17 +83,17 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             ],
         )
 
-    async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
+    async def _prompt(self, request: pb.GenerateRequest) -> Sequence[int]:
         match request.WhichOneof("prompt"):
             case "text":
                 return await self._generation.encode(request.text)
             case "token_ids":
-                return list(request.token_ids.ids)
+                return request.token_ids.ids
             case "messages":
                 messages = [{"role": m.role, "content": m.content} for m in request.messages.messages]
                 return await self._generation.encode_chat(messages)
             case _:
-                raise InvalidArgumentError("prompt is missing; give one of text, token_ids and messages")
+                raise refusal("prompt", "missing", "give one of text, token_ids and messages")
 
 
 def _asked(sampling: pb.SamplingParams) -> Asked:
@@ -109,8 +109,8 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         top_p=given("top_p"),
         min_p=given("min_p"),
         seed=given("seed"),
-        stop=tuple(sampling.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         acceptance=Rule(sampling.acceptance) if sampling.acceptance else None,
         draft_length=given("draft_length"),
@@ -119,9 +119,9 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         repetition_penalty=given("repetition_penalty"),
         presence_penalty=given("presence_penalty"),
         frequency_penalty=given("frequency_penalty"),
-        logit_bias=dict(sampling.logit_bias),
-        banned_token_ids=tuple(sampling.banned_token_ids),
-        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        logit_bias=sampling.logit_bias,
+        banned_token_ids=sampling.banned_token_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
         min_tokens=given("min_tokens"),
         logprobs=given("logprobs"),
         prompt_logprobs=given("prompt_logprobs"),

@@ -14,8 +14,10 @@ from typing import Any
 from orchestrator.chat_template import ChatTemplate
 from orchestrator.detokenizer import Detokenizer, bytes_of
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from pilotfish.steps import require
 from pilotfish.tokenizer_hash import load_tokenizer, tokenizer_hash
 
+_SPARE = 4  # times the text that tokens have, in what a tokenizer may make shorter first
 _SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -47,18 +49,30 @@ class Tokenizer:
         self._templates: dict[str, ChatTemplate] = {}
 
     @cached_property
+    def _longest_piece(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+
+    @cached_property
     def hash(self) -> str:
         """Equal for tokenizers that give the same ids; see ``tokenizer_hash`` in types.proto."""
         return tokenizer_hash(self._folder)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, max_len: int = 0) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the model puts around it, or without.
 
+        Args:
+            max_len: of the model: what is far too long for it is refused before it is read; 0 reads any text.
+
         Raises:
-            InvalidArgumentError: the text has half of a surrogate pair, which is no character.
+            InvalidArgumentError: the text has half of a surrogate pair, which is no character, or is far too long.
         """
+        most = max_len * self._longest_piece * _SPARE
+        require(not most or len(text) <= most, "prompt", f"{len(text)} characters", f"at most {max_len - 1} tokens fit")
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch of one: `encode` would hold up every other thread for as long as it takes.
+            found = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(found[0].ids)
         except (UnicodeError, TypeError) as error:
             raise InvalidArgumentError(f"prompt is no text in Unicode: {error}", "prompt") from error
 
@@ -68,6 +82,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        max_len: int = 0,
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template.
 
@@ -76,6 +91,7 @@ class Tokenizer:
             add_generation_prompt: ends with the beginning of the assistant's answer.
             tools: that the model may call; see ``ChatTemplate.render``.
             variables: further ones of the template.
+            max_len: see ``encode``.
 
         Raises:
             FailedPreconditionError: if the model has no chat template, or none that takes tools.
@@ -83,7 +99,7 @@ class Tokenizer:
         """
         text = self._template_for(tools).render(messages, add_generation_prompt, tools, variables)
         # The template has written out the special tokens already.
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False, max_len=max_len)
 
     def template_source(self, with_tools: bool) -> str:
         """The Jinja text that conversations are written by; empty if there is none."""
@@ -91,7 +107,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids beyond the vocabulary give none, and special tokens only if they are not skipped."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        return str(self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself, which may be a part of a character; special tokens by their names."""

@@ -18,10 +18,11 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -33,7 +34,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from pilotfish.errors import PilotfishError
+from pilotfish.addresses import read_address
+from pilotfish.errors import InvalidArgumentError, PilotfishError
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
@@ -48,9 +50,25 @@ _METAVARS = {
     "{auto,int}": "auto|N",
     "{{auto,off},int}": "auto|N|off",
 }
+_PREFIX = re.compile(r"^(Value error|Assertion failed), ")
 _NOT_A_DEFAULT = re.compile(r" \(default: (null)?\)| \(default factory: \w+\)")
 # Kubernetes describes every service of a namespace to every container so; it knows nothing of our settings.
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.*)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?")
+
+
+def address(value: str, *, to_listen: bool = False) -> str:
+    """For validators: see ``read_address``."""
+    try:
+        return read_address(value, "address", to_listen=to_listen)
+    except InvalidArgumentError as error:
+        raise ValueError(error.limit) from error
+
+
+Address = Annotated[str, AfterValidator(address)]
+"""HOST:PORT or a port, to connect to."""
+
+ListenAddress = Annotated[str, AfterValidator(partial(address, to_listen=True))]
+"""The same, to listen on; port 0 takes a free one."""
 
 
 class Settings(BaseSettings):
@@ -154,7 +172,7 @@ class _Given:
         name = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "missing":
             return f"{_flag(name)} is missing; give it, or {self._variable(name)} in the environment"
-        return f"{self._where(name)}: {fault['msg']} (given: {fault['input']!r})"
+        return f"{self._where(name)}: {said_of(fault)} (given: {fault['input']!r})"
 
     @property
     def prefix(self) -> str:
@@ -175,6 +193,11 @@ class _Given:
 
     def _variable(self, name: str) -> str:
         return self.prefix + name.upper()
+
+
+def said_of(fault: ErrorDetails) -> str:
+    """What is wrong, without what pydantic puts before the words of validators of ours."""
+    return _PREFIX.sub("", fault["msg"])
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

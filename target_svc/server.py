@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from pilotfish.errors import PilotfishError
 from pilotfish.rpc.server import AddServices, run
 from pilotfish.runtime.worker_config import WorkerConfig
-from pilotfish.settings import fail_with, load
+from pilotfish.settings import ListenAddress, fail_with, load
 from pilotfish.v1 import target_pb2_grpc
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class TargetConfig(WorkerConfig):
     model: Path
     """Hugging Face model folder: config.json, safetensors, tokenizer.json. `pilotfish pull` fetches one."""
 
-    listen: str = "127.0.0.1:50051"
-    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+    listen: ListenAddress = "127.0.0.1:50051"
+    """HOST:PORT or port to serve on; port 0 takes a free one."""
 
     features: str = ""
     """Hidden states kept beside every slot for heads that read them, with commas: hidden.8,final. hidden.K is the state

@@ -18,15 +18,16 @@ COMMON = ("pilotfish.errors", "pilotfish.noise", "pilotfish.steps")
 WIRE = ("pilotfish.rpc", "pilotfish.v1")
 WORKER = (*COMMON, *WIRE, "pilotfish.runtime", "pilotfish.simulate")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "pilotfish.addresses": ("pilotfish.errors",),
     "pilotfish.cores": (),
     "pilotfish.errors": (),
     "pilotfish.noise": (),
     "pilotfish.steps": ("pilotfish.errors",),
-    "pilotfish.settings": ("pilotfish.errors",),
+    "pilotfish.settings": ("pilotfish.addresses", "pilotfish.errors"),
     "pilotfish.tokenizer_hash": ("pilotfish.errors",),
     "pilotfish.v1": (),
-    "pilotfish.rpc": (*COMMON, "pilotfish.v1"),
-    "pilotfish.client": ("pilotfish.errors", *WIRE),
+    "pilotfish.rpc": (*COMMON, "pilotfish.addresses", "pilotfish.v1"),
+    "pilotfish.client": ("pilotfish.addresses", "pilotfish.errors", *WIRE),
     "pilotfish.runtime": (
         *COMMON,
         "pilotfish.cores",
@@ -41,13 +42,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.cli": ("pilotfish", "draft_svc", "target_svc", "orchestrator"),  # starts them all
     "pilotfish": ("pilotfish.client", "pilotfish.errors", "pilotfish.cli"),
     "orchestrator.core": COMMON,
-    "orchestrator": (*COMMON, *WIRE, "pilotfish.settings", "pilotfish.tokenizer_hash"),
+    "orchestrator": (*COMMON, *WIRE, "pilotfish.addresses", "pilotfish.settings", "pilotfish.tokenizer_hash"),
     "draft_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
     "target_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
 }
 
 # grpc and generated code appear only in files of these names and in these packages.
-GRPC = ("grpc", "grpc_health", "grpc_reflection", "google.protobuf", "pilotfish.v1")
+GRPC = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google.protobuf", "google.rpc", "pilotfish.v1")
 GRPC_FILES = ("service.py", "workers.py", "server.py")
 GRPC_PACKAGES = ("pilotfish.client", "pilotfish.rpc")
 

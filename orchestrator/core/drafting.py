@@ -31,7 +31,7 @@ from orchestrator.core.proposals import Proposal
 from orchestrator.core.replicas import Replica
 from orchestrator.core.requests import PROPOSE_BEHIND, DraftPlace, Request, State
 from orchestrator.core.suspects import Suspects
-from pilotfish.errors import PilotfishError
+from pilotfish.errors import PilotfishError, shown
 from pilotfish.steps import Capabilities, Grant, require
 
 
@@ -73,7 +73,7 @@ class Drafting:
         """
         if draft_model and not any(draft_model in names for names in self._known):
             drafts = ", ".join(f"{name} ({scheme})" for name, scheme in sorted(self._known))
-            require(False, "draft_model", repr(draft_model), f"this server has {drafts or 'no draft'}")
+            require(False, "draft_model", shown(draft_model), f"this server has {drafts or 'no draft'}")
 
     def target_opened(self, grant: Grant) -> None:
         """The target answers, maybe with other features than before; see ``misfits``."""

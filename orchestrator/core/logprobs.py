@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from orchestrator.core.requests import TokenLogprobs, Tops
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import refusal
 from pilotfish.steps import Floats, Ints, Logprobs, WantedLogprobs, empty_ints, require, require_range
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def scored_tokens(row: RowPlan) -> tuple[int, int]:
 
 def _checked(found: Logprobs | None, places: int, ids: int, tops: int, vocab_size: int) -> Logprobs:
     if found is None:
-        raise InvalidArgumentError("logprobs is absent; they were asked for")
+        raise refusal("logprobs", "absent", "they were asked for")
     for name, count in (("tokens", places), ("supports", ids), ("top_token_ids", tops), ("top", tops)):
         length = len(getattr(found, name))
         require(length == count, f"length of logprobs.{name}", length, f"must be {count}")

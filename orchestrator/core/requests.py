@@ -34,6 +34,10 @@ As many features come with the target's answers at once, and are kept; more are 
 """
 
 
+_LEAST_BUFFER = 256
+"""Tokens that a request has room for once it has any of its own; the room grows as it fills, whatever max_tokens is."""
+
+
 class State(Enum):
     """Where a request stands."""
 
@@ -194,8 +198,7 @@ class Request:
     _buffer: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        self._buffer = np.zeros(len(self.prompt) + self.params.max_tokens, np.int32)
-        self._buffer[: len(self.prompt)] = self.prompt
+        self._buffer = self.prompt  # which samples share; the first token that is appended makes it the request's own
         self.length = len(self.prompt)
         self.highest_token = int(self.prompt.max())
         self.draft_length = self.params.draft_length or 0
@@ -245,8 +248,14 @@ class Request:
 
     def append(self, token_ids: list[int]) -> None:
         """Commits tokens to the completion."""
-        self._buffer[self.length : self.length + len(token_ids)] = token_ids
-        self.length += len(token_ids)
+        length = self.length + len(token_ids)
+        if length > len(self._buffer):
+            most = len(self.prompt) + self.params.max_tokens
+            grown = np.zeros(min(max(2 * length, _LEAST_BUFFER), most), np.int32)
+            grown[: self.length] = self.tokens
+            self._buffer = grown
+        self._buffer[self.length : length] = token_ids
+        self.length = length
         self.highest_token = max([self.highest_token, *token_ids])
 
     def drop_target(self) -> None:

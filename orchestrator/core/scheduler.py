@@ -111,6 +111,15 @@ class Scheduler:
 
     # Events
 
+    def require_room(self, prompt: int, max_tokens: int) -> None:
+        """Returns if so many tokens fit the target, before anything is made of them; while it is away, any may.
+
+        Raises:
+            InvalidArgumentError: they never will.
+        """
+        if self.target is not None:
+            _require_room(prompt, max_tokens, self.target.grant)
+
     def submit(self, request: Request) -> None:
         """Queues a request.
 
@@ -406,14 +415,8 @@ class Scheduler:
         return True
 
     def _require_fit(self, request: Request, target: Target) -> None:
-        grant, prompt, wanted = target.grant, len(request.prompt), request.params.max_tokens
-        require(prompt < grant.max_len, "prompt", f"{prompt} tokens", f"at most {grant.max_len - 1} fit this model")
-        total = prompt + wanted
-        advice = f"at most {grant.max_len - prompt} fit after a prompt of {prompt} tokens (length {grant.max_len})"
-        require(total <= grant.max_len, "max_tokens", wanted, advice)
-        slots = grant.page_count * grant.page_size
-        advice = f"the server has cache for {slots} in all; shorten it or start the target with more --pages"
-        require(total <= slots, "prompt + max_tokens", f"{prompt} + {wanted}", advice)
+        grant = target.grant
+        _require_room(len(request.prompt), request.params.max_tokens, grant)
         known = f"must be in [0, {grant.vocab_size})"
         require_range(request.prompt, "prompt token_ids", 0, grant.vocab_size - 1, known)
         for token_id in request.params.end_token_ids:
@@ -456,6 +459,16 @@ class Scheduler:
         shown = Judged(proposal, path[:kept]) if params.show_proposals and len(proposal.token_ids) else None
         found = logprobs.of(verdict, tokens)
         return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, found, shown, is_stuck)
+
+
+def _require_room(prompt: int, max_tokens: int, grant: Grant) -> None:
+    """So many tokens fit the target's model and its pages."""
+    require(prompt < grant.max_len, "prompt", f"{prompt} tokens", f"at most {grant.max_len - 1} fit this model")
+    advice = f"at most {grant.max_len - prompt} fit after a prompt of {prompt} tokens (length {grant.max_len})"
+    require(prompt + max_tokens <= grant.max_len, "max_tokens", max_tokens, advice)
+    slots = grant.page_count * grant.page_size
+    advice = f"with {prompt} of the prompt: the server has cache for {slots} in all; start the target with more --pages"
+    require(prompt + max_tokens <= slots, "max_tokens", max_tokens, advice)
 
 
 def _require_shapeable(params: Params, grant: Grant) -> None:

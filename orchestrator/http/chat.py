@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from orchestrator.http.errors import api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs, prompt_logprobs
 from orchestrator.http.sampling import ask, classic_asked, room
-from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Words
+from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Reader, Words
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import PilotfishError
@@ -57,8 +58,9 @@ class _Writer(ClassicWriter):
             self.names = self.names | {"max_tokens": "max_completion_tokens"}
         if how.form is not None:
             self.names = self.names | how.form.names
-        self._readers = [how.reader() for _ in range(self.choice_count)]
-        self._calls = [-1] * self.choice_count  # index of each choice's last call
+        # Of each choice that has begun: how many there are has yet to be judged.
+        self._readers: defaultdict[int, Reader] = defaultdict(how.reader)
+        self._calls: defaultdict[int, int] = defaultdict(lambda: -1)  # index of the last call
         self._logprobs = ChatLogprobs(tokenizer)
         self._prompt_logprobs: dict[str, Any] = {}
 

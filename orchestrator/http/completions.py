@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ class _Writer(ClassicWriter):
         if form is not None:
             self.names = self.names | form.names
         self._body = body
-        self._logprobs = [CompletionLogprobs(tokenizer) for _ in range(self.choice_count)]
+        # Of each choice that has begun: how many there are has yet to be judged.
+        self._logprobs = defaultdict[int, CompletionLogprobs](lambda: CompletionLogprobs(tokenizer))
 
     def echo(self, choice: int, prompt: Prompt) -> Iterator[dict[str, Any]]:
         body, delta = self._body, self.nothing(choice)

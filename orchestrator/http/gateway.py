@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,11 +12,10 @@ from orchestrator.generation import Generation
 from orchestrator.http.app import make_app
 from orchestrator.http.keys import read_keys
 from orchestrator.http.settings import HttpSettings
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.addresses import bind
 
 GRACE_S = 5
 """How long answers that are under way are given at the end."""
-_BACKLOG = 2048
 
 
 class Gateway:
@@ -30,13 +28,13 @@ class Gateway:
         address: ``host:port`` with the port really taken.
 
     Raises:
-        InvalidArgumentError: the address is none, or cannot be had; or the keys cannot be read.
+        InvalidArgumentError: the address cannot be had, or the keys cannot be read.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._keys = read_keys((key.get_secret_value() for key in settings.api_key), settings.api_key_file)
-        self._socket = _bind(settings.http)
+        self._socket = bind(settings.http, "http")
         host = settings.http.rpartition(":")[0]
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._server: _Server | None = None
@@ -73,29 +71,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the orchestrator's."""
         yield
-
-
-def _bind(listen: str) -> socket.socket:
-    host, separator, port = listen.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise InvalidArgumentError(f"http is {listen!r}; it must be HOST:PORT, such as 127.0.0.1:8000", "http")
-    try:
-        found = socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, address = found[0]
-        taken = socket.socket(family, kind, protocol)
-        try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(address)
-            taken.listen(_BACKLOG)
-            taken.setblocking(False)
-        except BaseException:
-            taken.close()
-            raise
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"http is {listen!r}, which cannot be bound ({error.strerror}); choose another, or port 0 for any free one",
-            "http",
-        ) from error
-    return taken

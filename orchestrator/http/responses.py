@@ -49,7 +49,7 @@ async def create(generation: Generation, body: ResponseBody, request: Request) -
     except PilotfishError as error:
         raise api_error(error, _NAMES) from error
     logprobs = body.top_logprobs or 0 if body.include else None
-    sampling = asked(body, limit, how.form, stop=tuple(how.stops), logprobs=logprobs)
+    sampling = asked(body, limit, how.form, stop=how.stops, logprobs=logprobs)
     writer = _Writer(body, generation.tokenizer, how, len(prompt))
     return await respond(generation, [ask(body, prompt, sampling)], writer, request)
 

@@ -11,7 +11,7 @@ from orchestrator.generation import Ask
 from orchestrator.http.bodies.classic import Classic
 from orchestrator.http.bodies.sampling import Sampling
 from orchestrator.http.forms import Form
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import refusal
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; over gRPC nothing said is greedy."""
@@ -29,9 +29,9 @@ def asked(body: Sampling, max_tokens: int, form: Form | None, **others: Any) -> 
         repetition_penalty=body.repetition_penalty,
         min_tokens=body.min_tokens,
         ignore_eos=bool(body.ignore_eos),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        banned_token_ids=tuple(body.banned_token_ids or ()),
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        stop_token_ids=body.stop_token_ids or (),
+        banned_token_ids=body.banned_token_ids or (),
+        allowed_token_ids=body.allowed_token_ids or (),
         acceptance=None if body.acceptance is None else Rule[body.acceptance.upper()],
         draft_length=None if body.draft_length == "auto" else body.draft_length,
         adaptive_draft_length=body.draft_length == "auto",
@@ -49,7 +49,7 @@ def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], form: Fo
         form,
         n=body.n,
         show_proposals=bool(body.show_tokens),
-        stop=tuple(stops),
+        stop=stops,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=body.logit_bias,
@@ -69,7 +69,5 @@ def room(prompt: Sequence[int], max_len: int) -> int:
         InvalidArgumentError: none does.
     """
     if len(prompt) >= max_len > 0:
-        raise InvalidArgumentError(
-            f"prompt is {len(prompt)} tokens long; prompt and completion together may have {max_len}", "prompt"
-        )
+        raise refusal("prompt", f"{len(prompt)} tokens", f"at most {max_len - 1} fit this model")
     return max(1, max_len - len(prompt))

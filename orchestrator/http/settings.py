@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from pilotfish.settings import Settings
+from pilotfish.settings import Settings, address
 
 
 def _split(value: object) -> object:
@@ -18,11 +18,16 @@ def _split(value: object) -> object:
     return [key.strip() for key in value.split(",") if key.strip()]
 
 
+def _maybe_address(value: str) -> str:
+    return address(value, to_listen=True) if value else ""
+
+
 class HttpSettings(Settings):
     """What is served over HTTP, and to whom."""
 
-    http: str = ""
-    """HOST:PORT to serve the OpenAI-compatible API on; port 0 takes a free one. Without it, there is gRPC only."""
+    http: Annotated[str, AfterValidator(_maybe_address)] = ""
+    """HOST:PORT or port to serve the OpenAI-compatible API on; port 0 takes a free one. Without it there is gRPC
+    only."""
 
     api_key: Annotated[list[SecretStr], NoDecode, BeforeValidator(_split)] = Field(default_factory=list)
     """Key that HTTP clients must send; give it once for each, in the environment with commas between them. Other users

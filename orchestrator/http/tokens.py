@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.admission import check_ids
 from orchestrator.generation import Generation
 from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.http.conversation import template_messages, template_tool
 from orchestrator.http.logprobs import token_text
-from pilotfish.steps import require
+from orchestrator.tokenizer import Tokenizer
 
 
 async def tokenize(generation: Generation, body: TokenizeBody) -> dict[str, Any]:
@@ -23,7 +26,7 @@ async def tokenize(generation: Generation, body: TokenizeBody) -> dict[str, Any]
         )
     else:
         token_ids = await generation.encode(body.prompt or "", body.add_special_tokens is not False)
-    texts = [token_text(generation.tokenizer, token_id) for token_id in token_ids] if body.return_token_strs else None
+    texts = await asyncio.to_thread(_texts, generation.tokenizer, token_ids) if body.return_token_strs else None
     return {
         "count": len(token_ids),
         "max_model_len": generation.info().max_len,
@@ -35,7 +38,10 @@ async def tokenize(generation: Generation, body: TokenizeBody) -> dict[str, Any]
 async def detokenize(generation: Generation, body: DetokenizeBody) -> dict[str, Any]:
     """The text of token ids, special tokens written out."""
     generation.require_model(body.model or "")
-    size = generation.info().vocab_size
-    for index, token_id in enumerate(body.tokens):
-        require(0 <= token_id < size or not size, f"tokens[{index}]", token_id, f"it must be in [0, {size})")
+    if size := generation.info().vocab_size:
+        check_ids("tokens", body.tokens, size)
     return {"prompt": await generation.decode(body.tokens)}
+
+
+def _texts(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
+    return [token_text(tokenizer, token_id) for token_id in token_ids]

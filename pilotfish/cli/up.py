@@ -130,9 +130,9 @@ def up(
         raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
     if simulate is not None:
         _require_simulable(simulate, draft, draft_layers, dtype, quantize)
-    require_free(listen)
+    listen = require_free(listen)
     if http is not None:
-        require_free(http, "--http")
+        http = require_free(http, "--http")
     elif api_key or api_key_file is not None:
         raise typer.BadParameter("--api-key and --api-key-file go with --http; gRPC knows no keys")
     folder = fetch(target)

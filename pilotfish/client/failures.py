@@ -8,7 +8,7 @@ from pilotfish.errors import DeadlineExceededError, PilotfishError, UnavailableE
 from pilotfish.rpc.status import from_grpc
 
 # gRPC gives the same status when nobody listens and when a server says that it shuts down; only the text differs.
-_NOBODY = ("failed to connect", "DNS resolution failed", "Domain name not found")
+_NOBODY = "failed to connect"
 
 
 def failure(error: grpc.RpcError, address: str, timeout: float | None) -> PilotfishError:
@@ -19,17 +19,18 @@ def failure(error: grpc.RpcError, address: str, timeout: float | None) -> Pilotf
         address: called.
         timeout: of the call, in seconds.
     """
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NOBODY):
-        return UnavailableError(
-            f"nobody answers at {address}; start a server with `pilotfish up`, or give the address of a running one"
-        )
+    code = error.code()
     if code is grpc.StatusCode.CANCELLED:
         return cancelled(address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         limit = f"{timeout:g} s" if timeout is not None else "the deadline"
         return DeadlineExceededError(f"{address} did not finish within {limit}; give more time or fewer max_tokens")
-    return from_grpc(error, address)
+    found = from_grpc(error, address)
+    if isinstance(found, UnavailableError) and _NOBODY in str(found):
+        return UnavailableError(
+            f"nobody answers at {address}; start a server with `pilotfish up`, or give the address of a running one"
+        )
+    return found
 
 
 def cancelled(address: str) -> UnavailableError:

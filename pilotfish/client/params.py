@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import refusal, shown
 from pilotfish.v1 import generation_pb2 as pb
 
 Acceptance = Literal["match", "ratio", "block"]
@@ -19,7 +19,7 @@ _WANTED = {
     "top_k": "an integer of 32 bits",
     "top_p": "a number",
     "min_p": "a number",
-    "seed": "None or an integer from 0 to 2**64 - 1",
+    "seed": "None or an integer of 64 bits, from -2**63 to 2**64 - 1",
     "stop": "a text or a sequence of texts",
     "stop_token_ids": "a sequence of integers of 32 bits",
     "ignore_eos": "True or False",
@@ -77,7 +77,8 @@ class SamplingParams:
     """Drops tokens less likely than this times the likeliest one's probability; in [0, 1]."""
 
     seed: int | None = None
-    """Makes the text a function of (seed, prompt, model) alone, whatever the draft; 64 bits, unsigned."""
+    """Makes the text a function of (seed, prompt, model) alone, whatever the draft; 64 bits. Those below 0 are as
+    their two's complement, so that -1 is 2**64 - 1."""
 
     stop: str | Sequence[str] = ()
     """Texts that end the completion and are not part of it; at most 16, none empty."""
@@ -165,13 +166,13 @@ class SamplingParams:
         message = pb.SamplingParams()
         given = [name for name in _GRAMMARS if getattr(self, name) not in (None, False)]
         if len(given) > 1:
-            raise InvalidArgumentError(f"{given[1]} is given, and so is {given[0]}; a completion keeps to one grammar")
+            raise refusal(given[1], "given", f"and so is {given[0]}; a completion keeps to one grammar")
         for each in fields(self):
             name, value = each.name, getattr(self, each.name)
             try:
                 message.MergeFrom(pb.SamplingParams(**{name: _wire_value(name, value)}))
             except (TypeError, ValueError, KeyError) as error:
-                raise InvalidArgumentError(f"{name} is {value!r}; it must be {_WANTED[name]}") from error
+                raise refusal(name, shown(value), f"it must be {_WANTED[name]}") from error
         return message
 
 
@@ -189,6 +190,8 @@ def _wire_value(name: str, value: Any) -> Any:
         raise TypeError("protobuf would take bytes for a text")
     if isinstance(value, bool) is not (name in _TRUTHS):
         raise TypeError("a truth value is no number, and a number no truth value")
+    if name == "seed" and isinstance(value, int) and -(2**63) <= value < 0:
+        return value + 2**64  # unsigned on the wire
     if name in ("json_schema", "structural_tag") and isinstance(value, Mapping):
         return json.dumps(value, ensure_ascii=False)
     if name == "json_object":

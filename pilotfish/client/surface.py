@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from pilotfish.addresses import read_address
 from pilotfish.client.params import SamplingParams
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import InvalidArgumentError, refusal, shown
 from pilotfish.v1 import generation_pb2 as pb
 
 _LONGEST_S = 10**9
-_ADDRESS = re.compile(r"\S+:(\d{1,5})")
 
 Prompt = str | Sequence[int]
 ChatMessages = Sequence[Mapping[str, str]]
@@ -130,9 +129,8 @@ def prompt_request(
     except UnicodeEncodeError as error:
         raise _not_unicode("prompt", prompt) from error
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"prompt is {_brief(prompt)}; it must be a text or a sequence of token ids, integers of 32 bits"
-        ) from error
+        limit = "it must be a text or a sequence of token ids, integers of 32 bits"
+        raise refusal("prompt", shown(prompt), limit) from error
     return request
 
 
@@ -143,7 +141,7 @@ def chat_request(
     request = _request(params, model, request_id, priority)
     request.messages.SetInParent()
     if not isinstance(messages, Iterable):
-        raise InvalidArgumentError(f"messages is {_brief(messages)}; it must be a sequence of mappings")
+        raise refusal("messages", shown(messages), "it must be a sequence of mappings")
     for index, message in enumerate(messages):
         try:
             role, content = message["role"], message["content"]
@@ -153,36 +151,32 @@ def chat_request(
         except UnicodeEncodeError as error:
             raise _not_unicode(f"messages[{index}]", message) from error
         except (TypeError, ValueError, KeyError) as error:
-            raise InvalidArgumentError(
-                f"messages[{index}] is {_brief(message)}; it must be a mapping of 'role' and 'content' to texts"
-            ) from error
+            limit = "it must be a mapping of 'role' and 'content' to texts"
+            raise refusal(f"messages[{index}]", shown(message), limit) from error
     return request
 
 
 def _request(params: SamplingParams | None, model: str, request_id: str, priority: int) -> pb.GenerateRequest:
     if params is not None and not isinstance(params, SamplingParams):
-        raise InvalidArgumentError(f"params is {_brief(params)}; it must be None or SamplingParams(...)")
+        raise refusal("params", shown(params), "it must be None or SamplingParams(...)")
     for name, value in (("model", model), ("request_id", request_id)):
         if not isinstance(value, str):
-            raise InvalidArgumentError(f"{name} is {_brief(value)}; it must be a text")
+            raise refusal(name, shown(value), "it must be a text")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise _not_unicode(name, value)
     if not (isinstance(priority, int) and -(2**31) <= priority < 2**31):
-        raise InvalidArgumentError(f"priority is {_brief(priority)}; it must be an integer of 32 bits")
+        raise refusal("priority", shown(priority), "it must be an integer of 32 bits")
     sampling = (params if params is not None else SamplingParams()).to_pb()
     return pb.GenerateRequest(request_id=request_id, model=model, sampling=sampling, priority=priority)
 
 
 def require_address(address: str) -> str:
-    """``address``, if it can be one.
+    """``address`` as ``host:port``, if it can be one.
 
     Raises:
-        InvalidArgumentError: not ``host:port``.
+        InvalidArgumentError: neither ``host:port`` nor a port.
     """
-    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if match is None or int(match[1]) > 65535:
-        raise InvalidArgumentError(
-            f"the server's address is {address!r}; it must be HOST:PORT, such as 127.0.0.1:50050"
-        )
-    return address
+    return read_address(address if isinstance(address, str) else repr(address), "the server's address")
 
 
 def require_timeout(timeout: float | None) -> float | None:
@@ -193,16 +187,9 @@ def require_timeout(timeout: float | None) -> float | None:
     """
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= _LONGEST_S):
         limits = f"above 0 and at most {_LONGEST_S}"
-        raise InvalidArgumentError(f"timeout is {timeout!r}; it must be None or a number of seconds {limits}")
+        raise refusal("timeout", shown(timeout), f"it must be None or a number of seconds {limits}")
     return timeout
 
 
 def _not_unicode(name: str, value: object) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{name} is {_brief(value)}, which has bytes that are no text in UTF-8; decode it first"
-    )
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return refusal(name, shown(value), "it has bytes that are no text in UTF-8; decode it first")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pilotfish.errors import InvalidArgumentError
 from pilotfish.steps import (
     Capabilities,
     DraftResult,
@@ -40,6 +40,7 @@ _DTYPES: dict[Any, np.dtype[Any]] = {
     types_pb2.DTYPE_FLOAT16: np.dtype("<f2"),
     types_pb2.DTYPE_BFLOAT16: np.dtype("<u2"),
 }
+_MOST_AXES = 8
 
 
 def pack(array: npt.NDArray[Any], dtype: str) -> bytes:
@@ -54,8 +55,7 @@ def unpack(data: bytes, dtype: str, field: str) -> npt.NDArray[Any]:
         InvalidArgumentError: if the byte count is no multiple of the element size.
     """
     size = np.dtype(dtype).itemsize
-    if len(data) % size:
-        raise InvalidArgumentError(f"{field} has {len(data)} bytes; must be a multiple of {size}")
+    require(len(data) % size == 0, field, f"{len(data)} bytes", f"must be a multiple of {size}")
     return np.frombuffer(data, dtype)
 
 
@@ -71,12 +71,13 @@ def tensor_from_pb(tensor: types_pb2.Tensor, field: str) -> npt.NDArray[Any]:
     Raises:
         InvalidArgumentError: on an unknown element type, or a shape that does not fit the bytes.
     """
-    if tensor.dtype not in _DTYPES:
-        raise InvalidArgumentError(f"{field}.dtype is {tensor.dtype}; known are {sorted(_DTYPES)}")
+    require(tensor.dtype in _DTYPES, f"{field}.dtype", tensor.dtype, f"known are {sorted(_DTYPES)}")
+    axes = len(tensor.shape)
+    require(axes <= _MOST_AXES, f"{field}.shape", f"of {axes} axes", f"at most {_MOST_AXES} may be")
     dtype, shape = _DTYPES[tensor.dtype], tuple(tensor.shape)
-    expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if min(shape, default=0) < 0 or expected != len(tensor.data):
-        raise InvalidArgumentError(f"{field}.shape is {shape}, which needs {expected} bytes, not {len(tensor.data)}")
+    expected = prod(shape) * dtype.itemsize  # of Python's integers, which do not overflow
+    fits = min(shape, default=0) >= 0 and expected == len(tensor.data)
+    require(fits, f"{field}.shape", shape, f"which needs {expected} bytes, not {len(tensor.data)}")
     return np.frombuffer(tensor.data, dtype).reshape(shape)
 
 
@@ -130,8 +131,7 @@ def rows_to_pb(rows: TokenRows) -> types_pb2.TokenRows:
 
 def rows_from_pb(rows: types_pb2.TokenRows) -> TokenRows:
     copies = unpack(rows.slot_copies, "<i4", "rows.slot_copies")
-    if len(copies) % 2:
-        raise InvalidArgumentError(f"rows.slot_copies has {len(copies)} values; must be pairs (from, to)")
+    require(len(copies) % 2 == 0, "rows.slot_copies", f"{len(copies)} values", "must be pairs (from, to)")
     return TokenRows(**_unpacked(rows, _ROWS, "rows."), slot_copies=copies.reshape(-1, 2))
 
 

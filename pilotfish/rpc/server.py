@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pilotfish.addresses import read_address
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.rpc.channel import OPTIONS
 
@@ -43,16 +44,16 @@ class Server:
         self._service = service
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        host, separator, _ = listen.rpartition(":")
-        if not separator:
-            raise InvalidArgumentError(f"listen is {listen!r}; it must be HOST:PORT, such as 127.0.0.1:50050")
+        address = read_address(listen, "listen", to_listen=True)
         try:
-            port = self._server.add_insecure_port(listen)
+            port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise InvalidArgumentError(
-                f"listen is {listen!r}, which cannot be bound: the port is in use or the host is not of this machine; "
-                "choose another, or port 0 for any free one"
+                f"listen is {address!r}, which cannot be bound: the port is in use or the host is not of this machine; "
+                "choose another, or port 0 for any free one",
+                "listen",
             ) from error
+        host = address.rpartition(":")[0]
         self.address = f"{host}:{port}"
 
     def add(self, add: AddServices) -> None:

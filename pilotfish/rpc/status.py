@@ -1,4 +1,8 @@
-"""The one place where Pilotfish's errors become gRPC statuses, and back."""
+"""The one place where Pilotfish's errors become gRPC statuses, and back.
+
+A status has the message as its text, and where a field is at fault its name, value and limit as details, in the form
+that other clients know: ``google.rpc.BadRequest`` and ``google.rpc.ErrorInfo`` (AIP-193).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from pilotfish import errors
 
@@ -26,6 +33,16 @@ _CODES: dict[type[errors.PilotfishError], grpc.StatusCode] = {
 SHUTTING_DOWN = "this worker is shutting down; connect to another"
 _ERRORS = {code: error for error, code in _CODES.items()}
 
+DOMAIN = "pilotfish"
+"""Of every ``google.rpc.ErrorInfo``."""
+
+# Bytes of texts: gRPC drops a status whose metadata are longer than 8 KB, message and details together.
+_MESSAGE_BYTES, _DETAIL_BYTES = 1024, 256
+
+# What gRPC says where the other side is no gRPC server, or its name is unknown; there are no codes for these.
+_NOT_GRPC = ("Failed parsing HTTP/2", "http1.x")
+_NO_HOST = ("Domain name not found", "DNS resolution failed", "errors resolving")
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,10 +50,32 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 async def abort(context: Context, error: Exception, what: str) -> None:
     """Ends the call with the status of ``error``; a bug is logged with its traceback."""
-    if isinstance(error, errors.PilotfishError):
-        await context.abort(_CODES[type(error)], str(error))
-    log.exception("%s failed", what)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{what} failed: {type(error).__name__}: {error}")
+    if not isinstance(error, errors.PilotfishError):
+        log.exception("%s failed", what)
+        error = errors.InternalError(f"{what} failed: {type(error).__name__}: {error}")
+    code, text, metadata = rpc_status.to_status(_status(error))
+    await context.abort(code, text, metadata)
+
+
+def _status(error: errors.PilotfishError) -> status_pb2.Status:
+    code, message = _CODES[type(error)], _cut(str(error), _MESSAGE_BYTES)
+    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=message)
+    if error.field is not None:
+        parts = {"field": error.field, "value": error.value, "limit": error.limit}
+        given = {name: _cut(text, _DETAIL_BYTES) for name, text in parts.items() if text is not None}
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=code.name, domain=DOMAIN, metadata=given))
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=given["field"], description=given.get("limit", message)
+            )
+            status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return status
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """The text in Unicode, or its beginning."""
+    data = text.encode("utf-8", "backslashreplace")
+    return data.decode() if len(data) <= most_bytes else data[: most_bytes - 3].decode("utf-8", "ignore") + "..."
 
 
 def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
@@ -48,11 +87,31 @@ def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
     """
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.UNAVAILABLE:
+        if any(words in details for words in _NOT_GRPC):
+            what = "is it the port of the HTTP API? `pilotfish up` prints both addresses, that of gRPC behind `ready`"
+            return errors.FailedPreconditionError(f"{peer} answers, but not in gRPC; {what}")
+        if any(words in details for words in _NO_HOST):
+            return errors.UnavailableError(f"{peer}: no host of this name is known; check the address")
         return errors.UnavailableError(f"{peer}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         what = "is it the address of another service, a worker instead of an orchestrator say?"
         return errors.FailedPreconditionError(f"{peer} answers, but not this call; {what}")
-    return _ERRORS.get(code, errors.InternalError)(details if code in _ERRORS else f"{code.name}: {details}")
+    if code not in _ERRORS:
+        return errors.InternalError(f"{code.name}: {details}")
+    return _ERRORS[code](details, **_fault(error))
+
+
+def _fault(error: grpc.RpcError) -> dict[str, str]:
+    """Field, value and limit, as far as the status has them."""
+    try:
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == DOMAIN:
+                return {name: info.metadata[name] for name in ("field", "value", "limit") if name in info.metadata}
+    except (ValueError, DecodeError):  # somebody on the way changed them; the message says it all
+        pass
+    return {}
 
 
 def is_shutting_down(error: errors.PilotfishError) -> bool:

@@ -145,7 +145,7 @@ class StepStreams(Generic[Step, Result]):
         if first is _EOF:
             return
         if first.WhichOneof("payload") != "open":
-            raise InvalidArgumentError("the first message of a stream must be `open`")
+            raise InvalidArgumentError("the first message of a stream must be `open`", "payload")
         asked = first.open.page_count if first.open.HasField("page_count") else None
         grant = await self._open(asked)
         peer = first.open.peer or context.peer()
@@ -154,7 +154,7 @@ class StepStreams(Generic[Step, Result]):
             await context.write(self._wire.opened(grant))
             while (request := await context.read()) is not _EOF:
                 if request.WhichOneof("payload") != "step":
-                    raise InvalidArgumentError("after `open`, every message of a stream must be a `step`")
+                    raise InvalidArgumentError("after `open`, every message of a stream must be a `step`", "payload")
                 await context.write(await self._answer(grant, request.step))
         finally:
             # No await here: this also runs when the call is cancelled.

@@ -8,14 +8,14 @@ from typing import Literal
 from pydantic import Field
 
 from pilotfish.errors import InvalidArgumentError
-from pilotfish.settings import Settings
+from pilotfish.settings import ListenAddress, Settings
 
 
 class WorkerConfig(Settings):
     """How a worker runs its model."""
 
-    listen: str
-    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+    listen: ListenAddress
+    """HOST:PORT or port to serve on; port 0 takes a free one."""
 
     name: str | None = None
     """What to call the model; default: the name of its folder."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pilotfish.errors import InvalidArgumentError
+from pilotfish.errors import refusal
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
@@ -29,7 +29,7 @@ def empty_floats() -> Floats:
 def require(condition: bool | np.bool_, field_name: str, value: object, limit: str) -> None:
     """Raises ``InvalidArgumentError`` naming field, value and limit unless the condition holds."""
     if not condition:
-        raise InvalidArgumentError(f"{field_name} is {value}; {limit}", field_name)
+        raise refusal(field_name, value, limit)
 
 
 def require_range(values: npt.NDArray[Any], field_name: str, low: float, high: float, limit: str) -> None:

@@ -201,7 +201,7 @@ def test_chat_uses_the_template(tiny_folder: Path, tiny_target: LoadedModel) -> 
         ("x", SamplingParams(stop=tuple("abcdefghijklmnopqrstuvwxyz")), "stop is 26 texts; at most 16"),
         ("", SamplingParams(), "prompt is empty"),
         ([], SamplingParams(), "prompt is empty"),
-        ("x", SamplingParams(stop_token_ids=(9999,)), r"stop_token_ids is 9999; must be in \[0, 280\)"),
+        ("x", SamplingParams(stop_token_ids=(9999,)), r"stop_token_ids\[0\] is 9999; must be in \[0, 280\)"),
         ([1, 9999], SamplingParams(), r"prompt token_ids\[1\] is 9999; must be in \[0, 280\)"),
         ([5] * 600, SamplingParams(), "prompt is 600 tokens; at most 511 fit"),
         ([5] * 500, SamplingParams(max_tokens=64), "max_tokens is 64; at most 12 fit after a prompt of 500"),

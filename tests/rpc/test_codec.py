@@ -115,14 +115,14 @@ def test_a_drafters_greeting_survives_the_wire() -> None:
 def test_bytes_that_are_no_array_are_named() -> None:
     step = codec.target_step_to_pb(PAIRS[0][0])
     step.sampling.top_ps = b"\0" * 7
-    with pytest.raises(InvalidArgumentError, match=r"sampling\.top_ps has 7 bytes; must be a multiple of 4"):
+    with pytest.raises(InvalidArgumentError, match=r"sampling\.top_ps is 7 bytes; must be a multiple of 4"):
         codec.target_step_from_pb(step)
 
 
 def test_slot_copies_come_in_pairs() -> None:
     step = codec.target_step_to_pb(PAIRS[0][0])
     step.rows.slot_copies = b"\0" * 12
-    with pytest.raises(InvalidArgumentError, match="slot_copies has 3 values; must be pairs"):
+    with pytest.raises(InvalidArgumentError, match="slot_copies is 3 values; must be pairs"):
         codec.target_step_from_pb(step)
 
 

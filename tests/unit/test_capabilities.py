@@ -68,7 +68,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     # a value inside each end, and one outside where there is an end
     "max_tokens": (1, None, 0, None),
     "temperature": (0.0, None, -0.1, math.inf),
-    "top_k": (0, None, -1, None),
+    "top_k": (0, 2**31 - 1, -1, 2**31),
     "top_p": (1e-6, 1.0, 0.0, 1.1),
     "min_p": (0.0, 1.0, -0.1, 1.1),
     "draft_length": (0, 64, -1, 65),

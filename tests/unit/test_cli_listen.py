@@ -10,9 +10,15 @@ from pilotfish.cli.listen import require_free
 from pilotfish.errors import InvalidArgumentError
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:0", "localhost:0", ":0"])
-def test_a_free_address_passes(listen: str) -> None:
-    require_free(listen)
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:0"), ("0.0.0.0:0", "0.0.0.0:0"), ("localhost:0", "localhost:0"),
+        ("0", "127.0.0.1:0"), (":0", "0.0.0.0:0"),
+    ],
+)  # fmt: skip
+def test_a_free_address_passes(listen: str, address: str) -> None:
+    assert require_free(listen) == address
 
 
 def test_a_port_is_free_again_after_its_connections() -> None:
@@ -32,7 +38,9 @@ def test_a_taken_port_is_refused() -> None:
             require_free(listen)
 
 
-@pytest.mark.parametrize("listen", ["", "50050", "127.0.0.1", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:65536"])
+@pytest.mark.parametrize(
+    "listen", ["", "127.0.0.1", "127.0.0.1:80a", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:65536"]
+)
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"--listen is '{listen}'; it must be HOST:PORT"):
         require_free(listen)

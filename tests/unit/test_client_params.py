@@ -95,7 +95,7 @@ def test_acceptance_rules_go_by_name(rule: Any) -> None:
         ("top_k", 0.5),
         ("top_p", "1"),
         ("min_p", []),
-        ("seed", -1),
+        ("seed", -(2**63) - 1),
         ("seed", 2**64),
         ("seed", 0.5),
         ("stop", 7),
@@ -164,3 +164,22 @@ def test_the_package_offers_what_it_lists() -> None:
 def test_imports_stay_light(statement: str, absent: list[str]) -> None:
     code = f"import sys; {statement}; print(sorted(set({absent}) & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("seed", "sent"), [(0, 0), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1)]
+)
+def test_a_seed_below_0_is_its_twos_complement(seed: int, sent: int) -> None:
+    assert SamplingParams(seed=seed).to_pb().seed == sent
+
+
+def test_what_is_too_long_to_be_shown_is_refused_too() -> None:
+    with pytest.raises(InvalidArgumentError, match="seed is of int, and too long to be shown; it must be None or an"):
+        SamplingParams(seed=10**5000)
+
+
+def test_a_refusal_has_its_parts() -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        SamplingParams(max_tokens=2**31)
+    error = refused.value
+    assert (error.field, error.value, error.limit) == ("max_tokens", "2147483648", "it must be an integer of 32 bits")

@@ -69,7 +69,7 @@ def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"prompt": "\udcff"}, r"prompt is '\\udcff', which has bytes that are no text in UTF-8"),
+        ({"prompt": "\udcff"}, r"prompt is '\\udcff'; it has bytes that are no text in UTF-8"),
         ({"prompt": "x", "params": {"max_tokens": 4}}, "params is .*; it must be None or SamplingParams"),
         ({"prompt": "x", "model": 5}, "model is 5; it must be a text"),
         ({"prompt": "x", "request_id": b"a"}, "request_id is b'a'; it must be a text"),

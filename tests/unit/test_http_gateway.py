@@ -189,10 +189,15 @@ def test_a_port_that_is_taken_is_told_at_once() -> None:
             Gateway(HttpSettings(http=address))
 
 
-@pytest.mark.parametrize("address", ["8000", "localhost:http", "localhost:70000"])
-def test_an_address_that_is_none_is_named(address: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="must be HOST:PORT"):
-        Gateway(HttpSettings(http=address))
+def test_an_address_that_is_none_is_named_by_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(OrchestratorSettings, ["--model", str(tmp_path), "--http", "localhost:80a"], "test")
+    assert capsys.readouterr().err.startswith("test: --http: it must be HOST:PORT or a port, such as 127.0.0.1:50050")
+
+
+def test_a_port_alone_is_of_this_machine() -> None:
+    assert HttpSettings(http="8000").http == "127.0.0.1:8000"
+    assert HttpSettings(http="").http == ""
 
 
 # Errors

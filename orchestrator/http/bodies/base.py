@@ -11,11 +11,13 @@ from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any
 
+from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.http.errors import ApiError
+from pilotfish.settings import said_of
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -47,6 +49,9 @@ class Body(BaseModel):
         for name, value in given.items():
             if (field := fields.get(name)) is None:
                 raise _fault("unknown_parameter", name, f"is not a known field{_hint(name, fields)}")
+            count, most = len(value) if isinstance(value, list | dict) else 0, _most(field)
+            if most is not None and count > most:  # before anything is done for each
+                raise _fault("invalid_value", name, f"has {count} items; at most {most} are allowed")
             if (refusal := refusal_of(field)) is not None and value is not None and value not in refusal.harmless:
                 raise _fault("unsupported_parameter", name, f"is not supported: {refusal.why}")
             try:
@@ -80,6 +85,11 @@ def ignored(why: str) -> Any:
 def refusal_of(field: FieldInfo) -> Refusal | None:
     """Why the field is refused; None if it is not."""
     return next((item for item in field.metadata if isinstance(item, Refusal)), None)
+
+
+def _most(field: FieldInfo) -> int | None:
+    """Items that the field may have; None if it does not say."""
+    return next((item.max_length for item in field.metadata if isinstance(item, MaxLen)), None)
 
 
 def is_ignored(field: FieldInfo) -> bool:
@@ -147,5 +157,5 @@ def _param(places: tuple[int | str, ...]) -> str:
 def _sentence(fault: ErrorDetails) -> str:
     if (must := _MUST.get(fault["type"])) is not None:
         return f"it must be {must}"
-    message = fault["msg"].replace("Input should", "It must", 1)
+    message = said_of(fault).replace("Input should", "It must", 1)
     return message[:1].lower() + message[1:]

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.http.bodies.base import Body, ignored, refused, wrong_field
 from orchestrator.http.bodies.classic import Classic
-from orchestrator.http.bodies.conversation import Content, Conversation
-from orchestrator.http.bodies.tools import Tool, ToolCall, ToolChoice, check_choice, read_choice
+from orchestrator.http.bodies.conversation import MAX_MESSAGES, Content, Conversation
+from orchestrator.http.bodies.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_choice, read_choice
 
 
 class ChatMessage(Body):
@@ -18,7 +18,7 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
     refusal: Any = ignored("models here do not refuse apart from their text")
     audio: Any = refused("only text is read")
@@ -39,14 +39,14 @@ class ChatMessage(Body):
 class ChatBody(Classic, Conversation):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     """As many as fit where nothing is said."""
     max_tokens: int | None = None
     """The older name of max_completion_tokens."""
     logprobs: bool | None = None
     """Gives each token's logprob."""
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(read_choice)] = None
     """auto where there are tools; required and a named function force a call of that form."""
     add_generation_prompt: Any = refused("the assistant's answer is what is generated", True)

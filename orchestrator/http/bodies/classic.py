@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from orchestrator.admission import MAX_BIASES
 from orchestrator.http.bodies.base import Body, ignored, refused, wrong, wrong_field
 from orchestrator.http.bodies.forms import ResponseFormat, check_form
 from orchestrator.http.bodies.sampling import Sampling
+from pilotfish.errors import shown
+
+_TOKEN_ID = re.compile("-?[0-9]{1,20}")  # whether there is one like it is judged with all others
 
 
 def _texts(value: Any) -> Any:
@@ -26,11 +31,13 @@ def _token_biases(value: Any) -> Any:
         return {}
     if not isinstance(value, dict):
         raise wrong("it must be an object of token ids and numbers")
+    if len(value) > MAX_BIASES:
+        raise wrong(f"it has {len(value)} ids; at most {MAX_BIASES} may be")
     for key, bias in value.items():
-        if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
-            raise wrong(f"its keys must be token ids, and {key!r} is none")
+        if not _TOKEN_ID.fullmatch(key):
+            raise wrong(f"its keys must be token ids, and {shown(key)} is none")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise wrong(f"its values must be numbers, and that of {key} is none")
+            raise wrong(f"its values must be numbers, and that of {shown(key)} is none")
     return {int(key): float(bias) for key, bias in value.items()}
 
 

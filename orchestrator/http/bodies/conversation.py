@@ -10,6 +10,11 @@ from orchestrator.admission import MAX_TOP_LOGPROBS
 from orchestrator.http.bodies.base import ignored, refused, wrong
 from orchestrator.http.bodies.sampling import Sampling
 
+MAX_MESSAGES = 4096
+"""Most messages, calls and outputs of a conversation."""
+MAX_VARIABLES = 256
+"""Most variables of a chat template."""
+
 
 def _content(value: Any) -> Any:
     """A text, or a list of text parts as the text that they make."""
@@ -36,7 +41,7 @@ class Conversation(Sampling):
 
     parallel_tool_calls: bool | None = None
     """False allows one call at most."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_VARIABLES)
     """Further variables of the model's chat template, as ``enable_thinking``."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     """The likeliest alternatives of each token, so many; goes with logprobs in a chat, with include in a response."""

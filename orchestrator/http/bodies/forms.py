@@ -59,13 +59,17 @@ def _schema(value: Any) -> Any:
         raise wrong(f"it is not JSON: {error}") from error
 
 
+MAX_CHOICES = 4096
+"""Most texts of a choice."""
+
+
 class StructuredOutputs(Body):
     """vLLM's way to name a form; exactly one."""
 
     json_: Annotated[dict[str, Any] | None, BeforeValidator(_schema)] = Field(None, alias="json")
     """JSON Schema, as an object or as text."""
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
     """The text is one of these."""
     grammar: str | None = None
     """EBNF."""

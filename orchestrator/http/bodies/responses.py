@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.http.bodies.base import Body, ignored, refused, wrong_field
-from orchestrator.http.bodies.conversation import Content, Conversation
+from orchestrator.http.bodies.conversation import MAX_MESSAGES, Content, Conversation
 from orchestrator.http.bodies.forms import TextFormat, check_form
-from orchestrator.http.bodies.tools import FunctionDefinition, Tool, ToolChoice, check_choice, read_choice
+from orchestrator.http.bodies.tools import MAX_TOOLS, FunctionDefinition, Tool, ToolChoice, check_choice, read_choice
+
+MAX_METADATA = 16
+"""OpenAI's."""
 
 
 class ResponseFunction(FunctionDefinition):
@@ -72,18 +75,18 @@ def _items(value: Any) -> Any:
 class ResponseBody(Conversation):
     """POST /v1/responses."""
 
-    input: Annotated[list[ResponseItem], BeforeValidator(_items)] = Field(min_length=1)
+    input: Annotated[list[ResponseItem], BeforeValidator(_items)] = Field(min_length=1, max_length=MAX_MESSAGES)
     """A text, or messages, calls and their outputs."""
     instructions: str | None = None
     """A system message before all others."""
     max_output_tokens: int | None = None
     """As many as fit where nothing is said."""
     text: ResponseText | None = None
-    tools: list[ResponseFunction] | None = None
+    tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(_read_choice)] = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     """Comes back with the answer."""
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = Field(None, max_length=MAX_METADATA)
     """Gives each token's logprob."""
 
     stream_options: Any = ignored("chunks are never padded, and usage always comes")

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from orchestrator.http.bodies.base import Body, refused, wrong_field
 from orchestrator.http.bodies.chat import ChatMessage
-from orchestrator.http.bodies.tools import Tool
+from orchestrator.http.bodies.conversation import MAX_MESSAGES, MAX_VARIABLES
+from orchestrator.http.bodies.tools import MAX_TOOLS, Tool
 
 
 class TokenizeBody(Body):
@@ -16,15 +17,15 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = None
     """Of a prompt: with the model's special tokens around it, the default; a chat template writes its own."""
     add_generation_prompt: bool = True
     """Of messages: ends with the beginning of the assistant's answer."""
     return_token_strs: bool | None = None
     """Gives the text of each token, too."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_VARIABLES)
     continue_final_message: Any = refused("send the whole text as prompt", False)
     chat_template: Any = refused("the model's own is used")
 

@@ -8,6 +8,9 @@ from pydantic import Field, ValidationError
 
 from orchestrator.http.bodies.base import Body, wrong, wrong_field
 
+MAX_TOOLS = 1024
+"""Most tools of a conversation, and calls in one message."""
+
 
 class FunctionCall(Body):
     """What an assistant called."""
