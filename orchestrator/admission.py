@@ -13,7 +13,7 @@ import numpy as np
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.shaping import Shaping
-from pilotfish.steps import Grammar, GrammarKind, require
+from pilotfish.steps import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, require
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 4096  # characters of one
@@ -26,7 +26,6 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_ALLOWED = 4096
-MAX_GRAMMAR_BYTES = 65536
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")  # those that are texts
 BAN = -100.0  # as logit_bias
 

@@ -10,7 +10,6 @@ from orchestrator.admission import (
     MAX_ALLOWED,
     MAX_BIASES,
     MAX_DRAFT_LENGTH,
-    MAX_GRAMMAR_BYTES,
     MAX_REQUEST_ID_LENGTH,
     MAX_SAMPLES,
     MAX_STOP_LENGTH,
@@ -21,7 +20,7 @@ from orchestrator.admission import (
     Defaults,
 )
 from orchestrator.core.acceptance import Rule
-from pilotfish.steps import Capabilities, Grant, ProposalKind
+from pilotfish.steps import MAX_GRAMMAR_BYTES, Capabilities, Grant, ProposalKind
 
 LOGITS, LOGPROBS, DRAFT, TEMPLATE, GRAMMARS = "logits", "logprobs", "draft", "template", "grammars"
 """What a field may need."""

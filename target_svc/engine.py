@@ -109,6 +109,8 @@ class TargetEngine(GrantingEngine):
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Makes a grammar ready for steps; see ``Grammars.compile``. From any thread."""
+        ends, known = np.array(grammar.end_token_ids), f"must be in [0, {self._token_limit})"
+        require_range(ends, "grammar.end_token_ids", 0, self._token_limit - 1, known)
         self._grammars.compile(grammar)
 
     def features_per_chunk(self, chunk_bytes: int) -> int:

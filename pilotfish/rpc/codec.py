@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pilotfish.steps import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_ENDS,
     Capabilities,
     DraftResult,
     DraftStep,
@@ -31,6 +33,7 @@ from pilotfish.steps import (
     TokenRows,
     WantedLogprobs,
     require,
+    require_range,
 )
 from pilotfish.v1 import draft_pb2, target_pb2, types_pb2
 
@@ -152,8 +155,10 @@ def shaping_to_pb(shaping: ShapingRows | None) -> types_pb2.ShapingRows | None:
 
 
 def shaping_from_pb(shaping: types_pb2.ShapingRows) -> ShapingRows:
-    grammars = tuple(map(grammar_from_pb, shaping.grammars))
-    return ShapingRows(**_unpacked(shaping, _SHAPING, "sampling.shaping."), grammars=grammars)
+    arrays, count = _unpacked(shaping, _SHAPING, "sampling.shaping."), len(shaping.grammars)
+    rows = len(arrays["rows"])
+    require(count <= rows, "sampling.shaping.grammars", f"{count} grammars", f"at most one for each of {rows} rows")
+    return ShapingRows(**arrays, grammars=tuple(map(grammar_from_pb, shaping.grammars)))
 
 
 def grammar_to_pb(grammar: Grammar) -> types_pb2.Grammar:
@@ -162,10 +167,14 @@ def grammar_to_pb(grammar: Grammar) -> types_pb2.Grammar:
 
 
 def grammar_from_pb(grammar: types_pb2.Grammar) -> Grammar:
-    """Raises ``InvalidArgumentError`` on an unknown kind, or without an end token."""
+    """Raises ``InvalidArgumentError`` on an unknown kind, a text that is too long, or without an end token."""
     known = [int(kind) for kind in GrammarKind]
     require(grammar.kind in known, "grammar.kind", grammar.kind, f"must be one of {known}")
-    require(len(grammar.end_token_ids) > 0, "grammar.end_token_ids", "empty", "a grammar needs a token to end with")
+    size, ends = len(grammar.text.encode()), len(grammar.end_token_ids)
+    require(size <= MAX_GRAMMAR_BYTES, "grammar.text", f"{size} bytes", f"at most {MAX_GRAMMAR_BYTES} are allowed")
+    require(ends > 0, "grammar.end_token_ids", "empty", "a grammar needs a token to end with")
+    require(ends <= MAX_GRAMMAR_ENDS, "grammar.end_token_ids", f"{ends} ids", f"at most {MAX_GRAMMAR_ENDS} may be")
+    require_range(np.array(grammar.end_token_ids), "grammar.end_token_ids", 0, 2**31 - 1, "must be >= 0")
     return Grammar(GrammarKind(grammar.kind), grammar.text, tuple(grammar.end_token_ids))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from pilotfish.errors import InvalidArgumentError, UnavailableError
+from pilotfish.errors import InvalidArgumentError, UnavailableError, shortened
 from pilotfish.rpc import status
 from pilotfish.steps import Grant
 from pilotfish.v1.types_pb2 import StepRefused
@@ -148,7 +148,7 @@ class StepStreams(Generic[Step, Result]):
             raise InvalidArgumentError("the first message of a stream must be `open`", "payload")
         asked = first.open.page_count if first.open.HasField("page_count") else None
         grant = await self._open(asked)
-        peer = first.open.peer or context.peer()
+        peer = shortened(first.open.peer or context.peer())
         log.info("stream of %s opened with %d pages", peer, grant.page_count)
         try:
             await context.write(self._wire.opened(grant))

@@ -70,7 +70,9 @@ class PageGrants:
             asked = "all free pages" if page_count is None else f"{page_count} pages"
             raise OverloadedError(
                 f"{asked} asked for, but at most {longest} of {self._pages} can be granted; "
-                "ask for fewer, close another stream, or start the worker with more pages"
+                "ask for fewer, close another stream, or start the worker with more pages",
+                "page_count",
+                asked,
             )
         incarnation = secrets.randbits(64)
         grant = Grant(

@@ -51,6 +51,7 @@ class DraftStep:
             grant: of the stream that the step came on.
             capabilities: of the drafter.
         """
+        self.rows.validate_counts(grant)
         rows = len(self.rows.lengths)
         for name in ("draft_lengths", "proposal_kinds"):
             count = len(getattr(self, name))

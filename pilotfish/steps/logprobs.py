@@ -8,6 +8,9 @@ import numpy as np
 
 from pilotfish.steps.arrays import Floats, Ints, empty_ints, require, require_range
 
+MAX_TOPS = 1024
+"""Most top tokens of one place."""
+
 
 @dataclass(frozen=True, slots=True)
 class WantedLogprobs:
@@ -21,7 +24,8 @@ class WantedLogprobs:
     def validate(self, tokens: int, outputs: int, vocab_size: int) -> None:
         """Raises ``InvalidArgumentError`` naming the first field at fault."""
         require(len(self.counts) == outputs, "length of logprobs.counts", len(self.counts), f"must be {outputs}")
-        require_range(self.counts, "logprobs.counts", -1, vocab_size, f"must be in [-1, {vocab_size}]")
+        most = min(MAX_TOPS, vocab_size)
+        require_range(self.counts, "logprobs.counts", -1, most, f"must be in [-1, {most}]")
         scored = len(self.scored_nodes)
         for name in ("scored_token_ids", "scored_counts"):
             count = len(getattr(self, name))
@@ -31,7 +35,7 @@ class WantedLogprobs:
         require(ascending, "logprobs.scored_nodes", "not ascending", "must be strictly ascending")
         known = f"must be in [0, {vocab_size})"
         require_range(self.scored_token_ids, "logprobs.scored_token_ids", 0, vocab_size - 1, known)
-        require_range(self.scored_counts, "logprobs.scored_counts", 0, vocab_size, f"must be in [0, {vocab_size}]")
+        require_range(self.scored_counts, "logprobs.scored_counts", 0, most, f"must be in [0, {most}]")
 
 
 @dataclass(frozen=True, slots=True)

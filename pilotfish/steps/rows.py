@@ -11,6 +11,9 @@ from pilotfish.steps.arrays import Floats, Ints, empty_ints, require, require_ra
 from pilotfish.steps.grants import Grant
 from pilotfish.steps.shaping import ShapingRows
 
+MAX_SUPPORT = 1024
+"""Most ids in the support of one node."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
@@ -34,9 +37,8 @@ class TokenRows:
         Raises:
             InvalidArgumentError: naming the first field at fault.
         """
+        self.validate_counts(grant)
         rows, tokens = len(self.lengths), len(self.token_ids)
-        require(rows > 0, "rows", rows, "a step has at least one row")
-        require(tokens <= grant.max_step_tokens, "tokens", tokens, f"at most {grant.max_step_tokens} a step")
         for name in ("starts", "page_counts"):
             count = len(getattr(self, name))
             require(count == rows, f"length of {name}", count, f"must equal the {rows} rows")
@@ -49,6 +51,15 @@ class TokenRows:
         self._validate_pages(grant, reserved)
         if len(self.parents):
             self._validate_parents()
+
+    def validate_counts(self, grant: Grant) -> None:
+        """Checks how many rows, tokens and copies there are, before anything is done for each."""
+        rows, tokens, copies = len(self.lengths), len(self.token_ids), len(self.slot_copies)
+        most = grant.max_step_tokens
+        require(rows > 0, "rows", rows, "a step has at least one row")
+        require(tokens <= most, "tokens", tokens, f"at most {most} a step")
+        require(rows <= tokens, "rows", rows, f"each has at least one of the {tokens} token_ids")
+        require(copies <= most, "slot_copies", f"{copies} copies", f"at most {most} a step, as of tokens")
 
     def _validate_pages(self, grant: Grant, reserved: Ints | None) -> None:
         total = int(self.page_counts.sum())
@@ -123,7 +134,8 @@ class Supports:
         if not len(self.counts) and not len(self.token_ids):
             return
         require(len(self.counts) == nodes, "length of supports.counts", len(self.counts), f"must equal {nodes} nodes")
-        require_range(self.counts, "supports.counts", 0, vocab_size, f"must be in [0, {vocab_size}]")
+        most = min(MAX_SUPPORT, vocab_size)
+        require_range(self.counts, "supports.counts", 0, most, f"must be in [0, {most}]")
         total, ids = int(self.counts.sum()), self.token_ids
         require(total == len(ids), "length of supports.token_ids", len(ids), f"supports.counts sum to {total}")
         require_range(ids, "supports.token_ids", 0, vocab_size - 1, f"must be in [0, {vocab_size})")

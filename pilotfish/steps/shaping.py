@@ -9,6 +9,10 @@ import numpy as np
 
 from pilotfish.steps.arrays import Floats, Ints, empty_ints, require, require_range
 
+MAX_GRAMMAR_BYTES = 65536
+MAX_GRAMMAR_ENDS = 1024
+"""Most end tokens of a grammar."""
+
 
 class GrammarKind(IntEnum):
     """How a grammar is written (types.proto)."""
