@@ -39,6 +39,7 @@ PROGRAM = "pilotfish orchestrator"
 LIMITS = Limits()
 VERSION = version("pilotfish")  # reads files, and every request asks for it
 MAX_TREE_NODES = 256
+MAX_REQUEST_BYTES = 8 << 20  # of gRPC; those of HTTP have a setting
 DRAFT_GRACE_S = 10.0  # how long the start waits for a draft once the target answers
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ class Orchestrator:
 
     def _server(self) -> Server:
         service = GenerationService(self._generation)
-        server = Server(self._settings.listen, "pilotfish.v1.GenerationService")
+        server = Server(self._settings.listen, "pilotfish.v1.GenerationService", MAX_REQUEST_BYTES)
         server.add(lambda to: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, to))
         return server
 

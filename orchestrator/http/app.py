@@ -23,7 +23,7 @@ from orchestrator.http.chat import chat
 from orchestrator.http.completions import complete
 from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.keys import Keys
-from orchestrator.http.limits import Limits
+from orchestrator.http.limits import Budget, Limits
 from orchestrator.http.playground import playground
 from orchestrator.http.responses import create
 from orchestrator.http.tokens import detokenize, tokenize
@@ -31,14 +31,19 @@ from pilotfish.errors import PilotfishError, UnavailableError
 
 
 def make_app(
-    generation: Generation, keys: Sequence[str], max_body_bytes: int, max_requests: int, has_playground: bool = True
+    generation: Generation,
+    keys: Sequence[str],
+    max_body_bytes: int,
+    max_requests: int,
+    budget: Budget,
+    has_playground: bool = True,
 ) -> ASGIApp:
     """The application, behind keys and limits.
 
     Args:
         generation: serves the requests.
         keys: of the clients; without any, everybody may ask.
-        max_body_bytes, max_requests: see ``Limits``.
+        max_body_bytes, max_requests, budget: see ``Limits``.
         has_playground: whether the playground is at /.
     """
     routes = _routes(generation)
@@ -49,7 +54,7 @@ def make_app(
         async def root() -> Response:
             return page
 
-    app: ASGIApp = Limits(routes, max_body_bytes, max_requests)
+    app: ASGIApp = Limits(routes, max_body_bytes, max_requests, budget)
     return Keys(app, keys) if keys else app
 
 

@@ -11,8 +11,10 @@ import uvicorn
 from orchestrator.generation import Generation
 from orchestrator.http.app import make_app
 from orchestrator.http.keys import read_keys
+from orchestrator.http.limits import Budget
 from orchestrator.http.settings import HttpSettings
 from pilotfish.addresses import bind
+from pilotfish.steps import require
 
 GRACE_S = 5
 """How long answers that are under way are given at the end."""
@@ -28,11 +30,14 @@ class Gateway:
         address: ``host:port`` with the port really taken.
 
     Raises:
-        InvalidArgumentError: the address cannot be had, or the keys cannot be read.
+        InvalidArgumentError: the address cannot be had, the keys cannot be read, or a budget is below one body.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
+        for name in ("http_body_budget_bytes", "http_body_budget_bytes_per_key"):
+            least, budget = settings.http_max_body_bytes, getattr(settings, name)
+            require(budget >= least, name, budget, f"must be at least http_max_body_bytes, which is {least}")
         self._keys = read_keys((key.get_secret_value() for key in settings.api_key), settings.api_key_file)
         self._socket = bind(settings.http, "http")
         host = settings.http.rpartition(":")[0]
@@ -43,7 +48,8 @@ class Gateway:
     def start(self, generation: Generation) -> None:
         """Starts to answer."""
         settings = self._settings
-        limits = settings.http_max_body_bytes, settings.http_max_requests
+        budget = Budget(settings.http_body_budget_bytes, settings.http_body_budget_bytes_per_key)
+        limits = settings.http_max_body_bytes, settings.http_max_requests, budget
         app = make_app(generation, self._keys, *limits, settings.http_playground)
         config = uvicorn.Config(
             app,

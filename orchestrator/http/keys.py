@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orchestrator.http.errors import ApiError
 from pilotfish.errors import InvalidArgumentError
 
+CLIENT = "pilotfish.client"
+"""Where the scope of a call says whose key it has: a hash."""
+
 OPEN_PATHS = frozenset({"/", "/health"})
 """Served without a key: a load balancer has none, and the playground asks for it."""
 
@@ -59,14 +62,15 @@ class Keys:
         """Passes the call on, or answers 401."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not self._is_known(key.strip()):
+            found = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+            if scheme.lower() != "bearer" or not self._is_known(found):
                 await _refusal(bool(key)).response()(scope, receive, send)
                 return
+            scope[CLIENT] = found
         await self._app(scope, receive, send)
 
-    def _is_known(self, key: str) -> bool:
+    def _is_known(self, found: bytes) -> bool:
         """Takes as long whichever key is compared, and however much of it is right."""
-        found = sha256(key.encode("utf-8", "surrogateescape")).digest()
         return sum(hmac.compare_digest(found, known) for known in self._hashes) > 0
 
 

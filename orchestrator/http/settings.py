@@ -39,6 +39,13 @@ class HttpSettings(Settings):
     http_max_body_bytes: int = Field(8 << 20, ge=1)
     """Largest body of an HTTP request; larger ones are refused with 413."""
 
+    http_body_budget_bytes: int = Field(256 << 20, ge=1)
+    """Bytes of HTTP bodies that arrive or are being answered at the same time, but for the first 64 KiB of each; more
+    are refused with 503."""
+
+    http_body_budget_bytes_per_key: int = Field(64 << 20, ge=1)
+    """The same of one API key, where there are any, so that none takes all; more are refused with 429."""
+
     http_max_requests: int = Field(1024, ge=1)
     """HTTP requests that are answered at the same time; more are refused with 429."""
 

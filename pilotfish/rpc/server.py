@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pilotfish.addresses import read_address
 from pilotfish.errors import InvalidArgumentError
-from pilotfish.rpc.channel import OPTIONS
+from pilotfish.rpc.channel import MAX_MESSAGE_BYTES, OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Server:
     Args:
         listen: ``host:port``; port 0 takes a free one.
         service: full name, such as ``pilotfish.v1.TargetService``.
+        max_request_bytes: larger messages are refused with RESOURCE_EXHAUSTED, before they are kept.
 
     Attributes:
         address: ``host:port`` with the port really taken.
@@ -38,8 +39,9 @@ class Server:
         InvalidArgumentError: the address is none, or cannot be had.
     """
 
-    def __init__(self, listen: str, service: str) -> None:
-        self._server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+    def __init__(self, listen: str, service: str, max_request_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        received = ("grpc.max_receive_message_length", max_request_bytes)
+        self._server = grpc.aio.server(options=[*OPTIONS, received, ("grpc.so_reuseport", 0)])
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._service = service
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

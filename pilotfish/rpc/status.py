@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -53,8 +53,8 @@ async def abort(context: Context, error: Exception, what: str) -> None:
     if not isinstance(error, errors.PilotfishError):
         log.exception("%s failed", what)
         error = errors.InternalError(f"{what} failed: {type(error).__name__}: {error}")
-    code, text, metadata = rpc_status.to_status(_status(error))
-    await context.abort(code, text, metadata)
+    status = rpc_status.to_status(_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def _status(error: errors.PilotfishError) -> status_pb2.Status:
@@ -104,7 +104,7 @@ def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
 def _fault(error: grpc.RpcError) -> dict[str, str]:
     """Field, value and limit, as far as the status has them."""
     try:
-        status = rpc_status.from_call(error)
+        status = rpc_status.from_call(cast(grpc.Call, error))
         for detail in status.details if status is not None else ():
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == DOMAIN:

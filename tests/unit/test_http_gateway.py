@@ -19,8 +19,8 @@ from orchestrator.http.bodies.completions import CompletionBody
 from orchestrator.http.bodies.responses import ResponseBody
 from orchestrator.http.errors import api_error
 from orchestrator.http.gateway import Gateway
-from orchestrator.http.keys import Keys, read_keys
-from orchestrator.http.limits import Limits
+from orchestrator.http.keys import CLIENT, Keys, read_keys
+from orchestrator.http.limits import FREE_BYTES, Budget, Limits
 from orchestrator.http.settings import HttpSettings
 from orchestrator.server import OrchestratorSettings
 from pilotfish.errors import InternalError, InvalidArgumentError, OverloadedError, PilotfishError
@@ -51,6 +51,10 @@ async def run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     await app(scope, receive, send)
 
 
+def limits(app: ASGIApp, max_body_bytes: int = 10, max_requests: int = 1, budget: Budget | None = None) -> Limits:
+    return Limits(app, max_body_bytes, max_requests, budget or Budget(1 << 20, 1 << 20))
+
+
 def body(*chunks: bytes) -> list[Message]:
     return [
         {"type": "http.request", "body": chunk, "more_body": index < len(chunks) - 1}
@@ -76,21 +80,21 @@ def echo(then: Callable[[], Awaitable[None]] | None = None) -> ASGIApp:
 
 
 def test_a_body_is_read_whole_and_leaving_is_seen_after_it() -> None:
-    sent = ask(Limits(echo(), 10, 1), *body(b"01", b"", b"23"))
+    sent = ask(limits(echo()), *body(b"01", b"", b"23"))
     assert sent[-1]["body"] == b"0123http.disconnect"
 
 
 @pytest.mark.parametrize("headers", [JSON, [*JSON, (b"content-length", b"11")]])
 def test_a_body_beyond_the_limit_is_413_however_it_comes(headers: list[tuple[bytes, bytes]]) -> None:
-    sent = ask(Limits(echo(), 10, 1), *body(b"01234", b"567890"), headers=headers)
+    sent = ask(limits(echo()), *body(b"01234", b"567890"), headers=headers)
     assert sent[0]["status"] == 413
     assert (b"connection", b"close") in sent[0]["headers"]
-    assert ask(Limits(echo(), 10, 1), *body(b"01234", b"56789"))[0]["status"] == 200
+    assert ask(limits(echo()), *body(b"01234", b"56789"))[0]["status"] == 200
 
 
 def test_a_client_that_leaves_within_its_body_gets_nothing() -> None:
     first = body(b"0", b"1")[0]
-    assert ask(Limits(echo(), 10, 1), first, {"type": "http.disconnect"}) == []
+    assert ask(limits(echo()), first, {"type": "http.disconnect"}) == []
 
 
 def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +110,7 @@ def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> No
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": JSON}
-    asyncio.run(run(Limits(echo(), 10, 1), scope, never, send))
+    asyncio.run(run(limits(echo()), scope, never, send))
     assert sent[0]["status"] == 408
 
 
@@ -120,14 +124,87 @@ def test_more_requests_at_once_are_429_and_a_place_becomes_free_again() -> None:
         async def send(message: Message) -> None:
             nested.append(message)
 
-        await limits({"type": "http", "method": "POST", "path": "/", "headers": JSON}, receive, send)
+        await one_at_once({"type": "http", "method": "POST", "path": "/", "headers": JSON}, receive, send)
 
-    limits = Limits(echo(ask_again), 10, 1)
-    assert ask(limits, *body(b"0"))[0]["status"] == 200
+    one_at_once = limits(echo(ask_again))
+    assert ask(one_at_once, *body(b"0"))[0]["status"] == 200
     assert nested[0]["status"] == 429
     assert (b"retry-after", b"1") in nested[0]["headers"]
     nested.clear()
-    assert ask(limits, *body(b"0"))[0]["status"] == 200
+    assert ask(one_at_once, *body(b"0"))[0]["status"] == 200
+
+
+LARGE = bytes(FREE_BYTES + 100)
+
+
+async def ask_while(app: ASGIApp, unfinished: int, *messages: Message, **scope: Any) -> list[Message]:
+    """What is answered to the messages of one POST while others have sent a large body in part."""
+    sent: list[Message] = []
+
+    async def put(message: Message) -> None:
+        sent.append(message)
+
+    def post(*given: Message, send: Send, **more: Any) -> Awaitable[None]:
+        left = list(given)
+
+        async def receive() -> Message:
+            if not left:
+                await asyncio.Event().wait()
+            return left.pop(0)
+
+        return app({"type": "http", "method": "POST", "path": "/", "headers": JSON, **more}, receive, send)
+
+    async def drop(message: Message) -> None:
+        pass
+
+    begun = body(LARGE, b"more")[:1]
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(run_post(post(*begun, send=drop, **scope))) for _ in range(unfinished)]
+        await asyncio.sleep(0)
+        await post(*messages, {"type": "http.disconnect"}, send=put, **scope)
+        for each in waiting:
+            each.cancel()
+    return sent
+
+
+async def run_post(posted: Awaitable[None]) -> None:
+    await posted
+
+
+def test_large_bodies_share_a_budget_and_small_ones_need_none() -> None:
+    app = limits(echo(), len(LARGE), 9, Budget(250, 250))
+    refused = asyncio.run(ask_while(app, 2, *body(LARGE)))
+    assert refused[0]["status"] == 503
+    assert {(b"retry-after", b"1"), (b"connection", b"close")} <= set(refused[0]["headers"])
+    assert asyncio.run(ask_while(app, 2, *body(LARGE[:FREE_BYTES])))[0]["status"] == 200
+    assert asyncio.run(ask_while(app, 1, *body(LARGE)))[0]["status"] == 200, "what the others held was given back"
+
+
+def test_no_key_may_have_all_of_the_budget() -> None:
+    app = limits(echo(), len(LARGE), 9, Budget(1000, 250))
+    refused = asyncio.run(ask_while(app, 2, *body(LARGE), **{CLIENT: b"one"}))
+    assert refused[0]["status"] == 429
+    assert (b"retry-after", b"1") in refused[0]["headers"]
+    assert asyncio.run(ask_while(app, 2, *body(LARGE)))[0]["status"] == 200, "without keys there is the whole alone"
+
+
+def test_a_body_counts_until_its_request_is_answered() -> None:
+    budget, nested = Budget(150, 150), []
+
+    async def ask_again() -> None:
+        nested.extend(await ask_while(app, 0, *body(LARGE)))
+
+    app = limits(echo(ask_again), len(LARGE), 9, budget)
+    assert ask(app, *body(LARGE))[0]["status"] == 200
+    assert nested[0]["status"] == 503
+
+
+def test_a_budget_has_room_for_one_body() -> None:
+    settings = HttpSettings(http="127.0.0.1:0", http_max_body_bytes=1000, http_body_budget_bytes=999)
+    with pytest.raises(
+        InvalidArgumentError, match="http_body_budget_bytes is 999; must be at least http_max_body_bytes"
+    ):
+        Gateway(settings)
 
 
 # Keys

@@ -18,7 +18,7 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
     refusal: Any = ignored("models here do not refuse apart from their text")
     audio: Any = refused("only text is read")
