@@ -68,7 +68,8 @@ class Tokenizer:
             InvalidArgumentError: the text has half of a surrogate pair, which is no character, or is far too long.
         """
         most = max_len * self._longest_piece * _SPARE
-        require(not most or len(text) <= most, "prompt", f"{len(text)} characters", f"at most {max_len - 1} tokens fit")
+        limit = f"at most {max_len - 1} tokens fit this model"
+        require(not most or len(text) <= most, "prompt", f"{len(text)} characters", limit)
         try:
             # As a batch of one: `encode` would hold up every other thread for as long as it takes.
             found = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)

@@ -1,24 +1,18 @@
-"""Every field of every message that a worker takes, at and beyond its limits, while another stream goes on.
-
-The fields are those of the protobuf descriptors: one that is added is tried too, and a kind of field or an array that
-this file does not know fails it.
-"""
+"""Every field of every message that a worker takes, at and beyond its limits, while another stream goes on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from limit_cases import cases
 from rows import Row, Shape, greedy_rows, ints, shaping_rows, token_rows
-from values import FLOATS, INTEGERS, MILLION
 
 from pilotfish.errors import (
     FailedPreconditionError,
@@ -39,98 +33,6 @@ from pilotfish.steps import (
     WantedLogprobs,
 )
 from pilotfish.v1 import draft_pb2, target_pb2, target_pb2_grpc, types_pb2
-
-DTYPES = {
-    "TokenRows": codec._ROWS | {"slot_copies": "<i4"},
-    "SamplingRows": codec._SAMPLING,
-    "ShapingRows": codec._SHAPING,
-    "Supports": codec._SUPPORTS,
-    "TargetStep": codec._TARGET_STEP,
-    "WantedLogprobs": codec._WANTED_LOGPROBS,
-    "DraftStep": codec._DRAFT_STEP,
-    "Tensor": {"data": "u1"},
-    "ReadFeaturesRequest": {"slots": "<i4"},
-}
-WHOLE = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A message with one field changed."""
-
-    name: str
-    message: Any
-
-
-def cases(message: Message) -> Iterator[Case]:
-    """The message with every field of it, and of the messages in it, changed in turn."""
-
-    def changed(path: tuple[str, ...], what: str, change: Callable[[Any, str], None]) -> Case | None:
-        copy: Any = type(message)()
-        copy.CopyFrom(message)
-        parent = copy
-        for name in path[:-1]:
-            parent = getattr(parent, name)
-            parent = parent[0] if not isinstance(parent, Message) else parent
-        try:
-            change(parent, path[-1])
-        except ValueError:  # protobuf itself knows that it does not fit
-            return None
-        return Case(f"{'.'.join(path)} {what}", copy)
-
-    for path, field, kind in fields_of(message):
-        for what, change in changes(field, kind):
-            if (case := changed(path, what, change)) is not None:
-                yield case
-
-
-def fields_of(message: Message, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldDescriptor, str]]:
-    for field in message.DESCRIPTOR.fields:
-        here = (*path, field.name)
-        yield here, field, message.DESCRIPTOR.name
-        if field.message_type is not None:
-            inner = getattr(message, field.name)
-            if field.is_repeated:
-                assert len(inner), f"{here} needs an example"
-                inner = inner[0]
-            else:
-                assert message.HasField(field.name), f"{here} needs an example"
-            yield from fields_of(inner, here)
-
-
-def changes(field: FieldDescriptor, message: str) -> Iterator[tuple[str, Callable[[Any, str], None]]]:
-    if field.message_type is not None:
-        if field.is_repeated:
-            yield "repeated often", lambda parent, name: getattr(parent, name).extend([getattr(parent, name)[0]] * 9999)
-        yield "cleared", lambda parent, name: parent.ClearField(name)
-    elif field.type == FieldDescriptor.TYPE_BYTES:
-        dtype = np.dtype(DTYPES[message][field.name])
-        yield "of an odd size", lambda parent, name: setattr(parent, name, getattr(parent, name) + b"x")
-        yield "of a million", lambda parent, name: setattr(parent, name, bytes(MILLION * dtype.itemsize))
-        yield "empty", lambda parent, name: setattr(parent, name, b"")
-        for value in FLOATS if dtype.kind == "f" else INTEGERS:
-            if dtype.kind == "f" or np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-                yield f"with {value}", lambda parent, name, value=value: _set_first(parent, name, dtype, value)
-    elif field.cpp_type in WHOLE or field.type == FieldDescriptor.TYPE_ENUM:
-        for value in INTEGERS:
-            if field.is_repeated:
-                yield f"of {value}", lambda parent, name, value=value: getattr(parent, name).append(value)
-            else:
-                yield f"of {value}", lambda parent, name, value=value: setattr(parent, name, value)
-        if field.is_repeated:
-            yield "of a million", lambda parent, name: getattr(parent, name).extend([0] * MILLION)
-    elif field.type == FieldDescriptor.TYPE_STRING:
-        yield "of a million", lambda parent, name: setattr(parent, name, "x" * MILLION)
-    else:
-        raise AssertionError(f"{field.full_name} is of a kind that this test does not know")
-
-
-def _set_first(parent: Any, name: str, dtype: np.dtype[Any], value: float) -> None:
-    array = np.frombuffer(getattr(parent, name), dtype).copy()
-    array = array if len(array) else np.zeros(1, dtype)
-    array[0] = value
-    setattr(parent, name, array.tobytes())
-
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "[ab]*", (1,))
 
@@ -195,18 +97,18 @@ async def undisturbed(worker: Any, step: Callable[[list[int]], Any]) -> Any:
     await stream.close()
 
 
-async def try_each(found: Iterator[Case], ask: Callable[[Any], Awaitable[None]]) -> int:
+async def try_each(found: Iterator[tuple[str, Any]], ask: Callable[[Any], Awaitable[None]]) -> int:
     """Each is answered, or refused with the field at fault; the number that were refused."""
     refused, unnamed = 0, []
-    for case in found:
+    for what, message in found:
         try:
-            await ask(case.message)
+            await ask(message)
         except (NotFoundError, FailedPreconditionError):
             refused += 1
         except PilotfishError as error:
             refused += 1
             if not isinstance(error, InvalidArgumentError | OverloadedError) or not error.field:
-                unnamed.append(f"{case.name}: {type(error).__name__}: {error}")
+                unnamed.append(f"{what}: {type(error).__name__}: {error}")
     assert not unnamed, "\n".join(unnamed)
     return refused
 
