@@ -10,20 +10,25 @@ from orchestrator.admission import check_ids
 from orchestrator.generation import Generation
 from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.http.conversation import template_messages, template_tool
+from orchestrator.http.errors import api_error
 from orchestrator.http.logprobs import token_text
 from orchestrator.tokenizer import Tokenizer
+from pilotfish.errors import PilotfishError
 
 
 async def tokenize(generation: Generation, body: TokenizeBody) -> dict[str, Any]:
     """Token ids of a prompt or of a conversation."""
     generation.require_model(body.model or "")
     if body.messages is not None:
-        token_ids = await generation.encode_chat(
-            template_messages(body.messages),
-            body.add_generation_prompt,
-            tools=[template_tool(tool) for tool in body.tools or ()],
-            variables=body.chat_template_kwargs,
-        )
+        try:
+            token_ids = await generation.encode_chat(
+                template_messages(body.messages),
+                body.add_generation_prompt,
+                tools=[template_tool(tool) for tool in body.tools or ()],
+                variables=body.chat_template_kwargs,
+            )
+        except PilotfishError as error:
+            raise api_error(error, {"prompt": "messages"}) from error
     else:
         token_ids = await generation.encode(body.prompt or "", body.add_special_tokens is not False)
     texts = await asyncio.to_thread(_texts, generation.tokenizer, token_ids) if body.return_token_strs else None

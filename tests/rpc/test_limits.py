@@ -73,13 +73,17 @@ def slot(pages: list[int]) -> int:
     return pages[2] * 16
 
 
+def pages_of(opened: Any) -> list[int]:
+    """Three pages of what was granted."""
+    grant = opened[0] if isinstance(opened, tuple) else opened
+    return [grant.first_page + index for index in range(3)]
+
+
 @asynccontextmanager
 async def undisturbed(worker: Any, step: Callable[[list[int]], Any]) -> Any:
     """Another stream that takes the same step over and over, and gets the same answer."""
     stream = worker.stream()
-    opened = await stream.open(8)
-    grant = opened[0] if isinstance(opened, tuple) else opened
-    own, done, count = step([grant.first_page + i for i in range(3)]), asyncio.Event(), 0
+    own, done, count = step(pages_of(await stream.open(8))), asyncio.Event(), 0
 
     async def go_on() -> None:
         nonlocal count
@@ -129,40 +133,36 @@ def test_whatever_a_step_or_an_opening_has_is_answered_or_refused_by_name(
             async def open_with(message: Any) -> None:
                 stream = worker.stream()
                 await stream.call.write(request(open=message))
-                await answered(stream)
+                await answer(stream)
                 await stream.close()
 
             async def run_with(message: Any) -> None:
-                stream = worker.stream()
-                await stream.open(8)
                 await stream.call.write(request(step=message))
-                await answered(stream)
-                await stream.close()
+                await answer(stream)
 
-            probe = worker.stream()
-            opened = await probe.open(8)
-            grant = opened[0] if isinstance(opened, tuple) else opened
-            await probe.close()
-            sound = to_pb(make([grant.first_page + i for i in range(3)]))
-            if kind == "draft":  # this drafter takes none, and says so
-                await run_with(sound)
+            openings = await try_each(cases(types_pb2.StreamOpen(page_count=8, peer="test")), open_with)
+            stream = worker.stream()
+            sound = to_pb(make(pages_of(await stream.open(8))))
+            await run_with(sound)
+            if kind == "draft":  # one that takes no features; so it says, and goes on
                 sound.features.CopyFrom(types_pb2.Tensor(dtype=1, shape=[1, 1], data=bytes(4)))
-            else:
-                await run_with(sound)
-            opening = types_pb2.StreamOpen(page_count=8, peer="test")
-            return await try_each(cases(opening), open_with), await try_each(cases(sound), run_with)
+            steps = await try_each(cases(sound), run_with)
+            await stream.close()
+            return openings, steps
 
     openings, steps = asyncio.run(scenario())
     assert openings >= 3
     assert steps > 100
 
 
-async def answered(stream: Any) -> None:
+async def answer(stream: Any) -> None:
     try:
         response = await stream.call.read()
     except grpc.aio.AioRpcError as error:
         raise status.from_grpc(error, "worker") from None
     assert response is not grpc.aio.EOF  # type: ignore[attr-defined]
+    if response.WhichOneof("payload") == "refused":  # its message is that of the error
+        raise InvalidArgumentError(response.refused.message, response.refused.message.partition(" is ")[0])
 
 
 def test_whatever_is_read_or_compiled_is_answered_or_refused_by_name(start_target: Any) -> None:

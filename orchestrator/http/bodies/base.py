@@ -6,6 +6,7 @@ offered here, with the reason), or ``ignored`` (it would not change the text). `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from reprlib import Repr
@@ -55,8 +56,8 @@ class Body(BaseModel):
             if (refusal := refusal_of(field)) is not None and value is not None and value not in refusal.harmless:
                 raise _fault("unsupported_parameter", name, f"is not supported: {refusal.why}")
             try:
-                if not _is_text(value):
-                    raise _fault("invalid_value", name, "has half of a surrogate pair, which is no character")
+                if what := _unsound(value):
+                    raise _fault("invalid_value", name, f"has {what}")
             except RecursionError as error:
                 raise _fault("invalid_value", name, "is nested too deeply") from error
         return given
@@ -127,13 +128,16 @@ def body_error(faults: Iterable[ErrorDetails]) -> ApiError:
     return ApiError(400, f"{param} is {_SHORT.repr(fault['input'])}; {message}", param=param, code=code)
 
 
-def _is_text(value: Any) -> bool:
-    """Whether every text in it could be written as UTF-8; JSON's escapes may stand for what could not."""
-    if isinstance(value, str):
-        return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+def _unsound(value: Any) -> str:
+    """What is in a value that Python reads and JSON does not know; empty if nothing is."""
+    if isinstance(value, str):  # JSON's escapes may stand for what could not be written as UTF-8
+        is_text = value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+        return "" if is_text else "half of a surrogate pair, which is no character"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"the number {value}, which JSON does not know"
     if isinstance(value, Mapping):
-        return all(_is_text(key) and _is_text(each) for key, each in value.items())
-    return all(map(_is_text, value)) if isinstance(value, list) else True
+        return next((what for pair in value.items() for each in pair if (what := _unsound(each))), "")
+    return next((what for each in value if (what := _unsound(each))), "") if isinstance(value, list) else ""
 
 
 def _fault(kind: Any, name: str, message: str) -> PydanticCustomError:

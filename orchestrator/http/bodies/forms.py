@@ -9,13 +9,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.http.bodies.base import Body, ignored, wrong, wrong_field
 
+MAX_SCHEMA_KEYWORDS = 1024
+"""Most keywords of a schema, on its first level."""
+
 
 class JsonSchema(Body):
     """A schema with its name."""
 
     name: str = "schema"
     description: Any = ignored("the model does not see it")
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema", max_length=MAX_SCHEMA_KEYWORDS)
     """JSON Schema; the text always follows it."""
     strict: Any = ignored("the text follows the schema in any case")
 
@@ -38,7 +41,7 @@ class TextFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", max_length=MAX_SCHEMA_KEYWORDS)
     description: Any = ignored("the model does not see it")
     strict: Any = ignored("the text follows the schema in any case")
 
@@ -66,7 +69,9 @@ MAX_CHOICES = 4096
 class StructuredOutputs(Body):
     """vLLM's way to name a form; exactly one."""
 
-    json_: Annotated[dict[str, Any] | None, BeforeValidator(_schema)] = Field(None, alias="json")
+    json_: Annotated[dict[str, Any] | None, BeforeValidator(_schema)] = Field(
+        None, alias="json", max_length=MAX_SCHEMA_KEYWORDS
+    )
     """JSON Schema, as an object or as text."""
     regex: str | None = None
     choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)

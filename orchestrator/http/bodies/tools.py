@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from orchestrator.http.bodies.base import Body, wrong, wrong_field
+from orchestrator.http.bodies.forms import MAX_SCHEMA_KEYWORDS
 
 MAX_TOOLS = 1024
 """Most tools of a conversation, and calls in one message."""
@@ -33,7 +34,7 @@ class FunctionDefinition(Body):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = Field(default=None, max_length=MAX_SCHEMA_KEYWORDS)
     """JSON Schema of the arguments; none: any object."""
     strict: bool | None = None
     """True: whatever begins like a call follows the schemas, even where the model may call or not."""
