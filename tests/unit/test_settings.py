@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from pilotfish.settings import Settings, load
+from pilotfish.settings import Address, ListenAddress, Settings, load
 
 
 class Aquarium(Settings):
@@ -44,11 +46,34 @@ class Aquarium(Settings):
     """Sea water."""
 
 
+def _checked_door(value: object) -> object:
+    if value not in ("left", "right"):
+        raise ValueError("must be left or right")
+    return value
+
+
+class Pond(Settings):
+    """Has validators."""
+
+    door: Annotated[str, BeforeValidator(_checked_door)] = "left"
+    """Way in."""
+
+    pipe: Address = "127.0.0.1:1"
+    """Where water comes from."""
+
+    drain: ListenAddress = "0"
+    """Where it goes."""
+
+
 def read(*argv: str) -> Aquarium:
     return load(Aquarium, ["--model", "m", *argv], "aquarium")
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+def read_pond(*argv: str) -> Pond:
+    return load(Pond, argv, "pond")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str, read: Callable[..., Settings] = read) -> list[str]:
     """The lines on stderr of a start that fails."""
     with pytest.raises(SystemExit) as stop:
         read(*argv)
@@ -193,6 +218,22 @@ def test_a_fault_is_named_as_it_was_given(
     assert pages.endswith("(given: 'many')")
     assert ratio.startswith(f"aquarium: ratio in {file}: ")
     assert ratio.endswith("(given: -1)")
+
+
+def test_a_validator_has_the_word_to_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    fault = refused(capsys, "--door", "up", read=read_pond)[0]
+    assert fault == "pond: --door: must be left or right (given: 'up')"
+
+
+def test_addresses_are_read_the_same_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = read_pond("--pipe", "8000", "--drain", ":9")
+    assert (settings.pipe, settings.drain) == ("127.0.0.1:8000", "0.0.0.0:9")
+    wanted = "it must be HOST:PORT or a port, such as 127.0.0.1:50050"
+    for flag in ("--pipe", "--drain"):
+        fault = refused(capsys, flag, "host:80a", read=read_pond)[0]
+        assert fault == f"pond: {flag}: {wanted} (given: 'host:80a')"
+    fault = refused(capsys, "--pipe", "http://host:80", read=read_pond)[0]
+    assert fault.endswith("and no URL: try host:80 (given: 'http://host:80')")
 
 
 def test_every_fault_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,36 @@ def test_encode_is_that_of_transformers(
     ids = tokenizers[name].encode(text)
     assert ids == reference(text)["input_ids"]
     assert tokenizers[name].decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+def test_what_is_far_too_long_is_refused_before_it_is_read(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["bytes"]
+    assert len(tokenizer.encode("hi " * 2000, max_len=1000)) > 1000, "whether it fits is not for the tokenizer to say"
+    for call in (
+        lambda: tokenizer.encode("hi " * 1_000_000, max_len=1000),
+        lambda: tokenizer.encode_chat([{"role": "user", "content": "hi " * 1_000_000}], max_len=1000),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"prompt is 3\d+ characters; at most 999 tokens fit this model"):
+            call()
+
+
+def test_others_go_on_while_a_long_text_is_read(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer, turns, done = tokenizers["bytes"], 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not done.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    before = turns
+    ids = tokenizer.encode("the cat and the hat " * 50_000)
+    during = turns - before
+    done.set()
+    thread.join()
+    assert len(ids) > 50_000
+    assert during > 10
 
 
 def test_special_tokens_around_a_prompt_come_from_the_model(tokenizers: dict[str, Tokenizer]) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,34 @@ def test_too_many_at_once_are_429(tiny_folder: Path, tiny_target: LoadedModel) -
             _Gated.gate.set()
         assert [answer.result().status_code for answer in first] == [200, 200]
         wait_until_idle(deployment)
+
+
+def test_unfinished_bodies_have_a_budget_and_small_ones_pass(tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    settings = {"http": "127.0.0.1:0", "http_max_body_bytes": 1 << 20, "http_body_budget_bytes": 3 << 20}
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    unfinished = head + b"Content-Length: 1000000\r\n\r\n" + b" " * 999_999
+    with (
+        Deployment(tiny_folder, tiny_target, **settings, http_body_budget_bytes_per_key=1 << 20) as deployment,
+        httpx2.Client(base_url=url(deployment), timeout=60) as http,
+        ExitStack() as connections,
+    ):
+        host, port = url(deployment).removeprefix("http://").split(":")
+        taken = [connections.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
+        for connection in taken:
+            with suppress(OSError):  # it was refused before it had sent all
+                connection.sendall(unfinished)
+        assert eventually(lambda: len(select.select(taken, [], [], 0)[0]) == 5), "the budget is for three"
+        answers = []
+        for connection in select.select(taken, [], [], 0)[0]:
+            with suppress(ConnectionError):  # what was sent after it may have cost the answer
+                answers.append(connection.recv(4096).lower())
+        assert answers
+        assert all(answer.startswith(b"http/1.1 503 ") and b"retry-after: 1" in answer for answer in answers)
+        assert http.post("/v1/completions", json=body).status_code == 200
+        connections.close()
+        large = body | {"stop": ["x" * 1000] * 16, "user": "x" * 800_000}
+        assert eventually(lambda: http.post("/v1/completions", json=large).status_code == 200)
 
 
 def test_a_target_that_is_away_is_503(tiny_folder: Path, tiny_target: LoadedModel) -> None:

@@ -10,10 +10,10 @@ from deployment import Deployment
 from http_api import GREEDY, MODEL, PROMPT, extra_field
 from openai.types import Completion
 
+from pilotfish import SamplingParams
+
 
 def test_a_completion_is_what_the_sdk_gets(deployment: Deployment, client: openai.OpenAI) -> None:
-    from pilotfish import SamplingParams
-
     found = client.completions.create(prompt=PROMPT, max_tokens=24, **GREEDY)
     with deployment.client() as sdk:
         expected = sdk.generate(PROMPT, SamplingParams(max_tokens=24))
@@ -74,8 +74,6 @@ def test_sixteen_tokens_are_the_default(client: openai.OpenAI) -> None:
 def test_every_field_that_shapes_the_text_does_what_it_does_over_grpc(
     deployment: Deployment, client: openai.OpenAI
 ) -> None:
-    from pilotfish import SamplingParams
-
     plain = client.completions.create(prompt=PROMPT, max_tokens=24, seed=1, model=MODEL).choices[0].text
     openais: list[dict[str, Any]] = [{"presence_penalty": 1.5}, {"frequency_penalty": 2.0}, {"logit_bias": {"70": 9.5}}]
     ours: list[dict[str, Any]] = [{"repetition_penalty": 3.0}, {"min_tokens": 24}, {"banned_token_ids": [70, 71]}]
@@ -91,6 +89,17 @@ def test_every_field_that_shapes_the_text_does_what_it_does_over_grpc(
         assert found.choices[0].text == expected.text, params
         texts.append(found.choices[0].text)
     assert sum(text != plain for text in texts) > 5
+
+
+def test_a_seed_below_0_is_its_twos_complement_here_and_in_the_sdk(
+    deployment: Deployment, client: openai.OpenAI
+) -> None:
+    def text(seed: int) -> str:
+        return client.completions.create(prompt=PROMPT, max_tokens=24, seed=seed, model=MODEL).choices[0].text
+
+    with deployment.client() as sdk:
+        params = SamplingParams(max_tokens=24, temperature=1.0, seed=-3)
+        assert sdk.generate(PROMPT, params).text == text(-3) == text(2**64 - 3) != text(3)
 
 
 def test_a_streamed_completion_adds_up(client: openai.OpenAI) -> None:
