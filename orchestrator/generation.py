@@ -48,6 +48,8 @@ class Ask:
     prompt: Sequence[int]
     """Token ids; see ``Generation.encode`` and ``encode_chat``."""
     asked: Asked = field(default_factory=Asked)
+    is_text: bool = False
+    """The prompt was a plain text; an echo is without the special tokens that were put around it."""
     model: str = ""
     request_id: str = ""
     priority: int = 0
@@ -213,7 +215,7 @@ class Generation:
         requests = admit(request_id, ask.prompt, ask.asked, self._defaults, vocab_size, ask.priority)
         watch = self.metrics.watch() if self.metrics is not None else None
         is_scored = ask.asked.prompt_logprobs is not None
-        prompt = self._prompt(ask.prompt) if ask.asked.echo or is_scored else None
+        prompt = self._prompt(ask) if ask.asked.echo or is_scored else None
         events = Events(watch, begin_with_prompt=prompt is not None)
 
         def submit() -> None:
@@ -241,6 +243,7 @@ class Generation:
     ) -> None:
         """Queues all samples, or none; the first brings the prompt once it is scored."""
         queued: list[Request] = []
+        named = self.tokenizer.special_tokens_in(stops)
         try:
             for index, request in enumerate(requests):
                 output = Output(
@@ -250,6 +253,7 @@ class Generation:
                     index,
                     min_tokens=request.params.shaping.min_tokens,
                     prompt=None if index else prompt,
+                    named=named,
                 )
                 self._loop.submit(request, output)
                 queued.append(request)
@@ -258,8 +262,6 @@ class Generation:
                 self._loop.cancel(request)
             raise
 
-    def _prompt(self, token_ids: Sequence[int]) -> Prompt:
-        detokenizer = self.tokenizer.detokenizer()
-        texts = [detokenizer.push(token_id) for token_id in token_ids]
-        texts[-1] += detokenizer.finish()
-        return Prompt(tuple(texts), tuple(token_ids))
+    def _prompt(self, ask: Ask) -> Prompt:
+        texts = self.tokenizer.prompt_texts(ask.prompt, is_text=ask.is_text)
+        return Prompt(tuple(texts), tuple(ask.prompt))

@@ -6,8 +6,9 @@ another, rounds later. So tokens wait as long as their text could belong to one,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from orchestrator.core.acceptance import TokenKind
@@ -59,15 +60,23 @@ class Leaving:
         stops: texts that end the completion; without any, every token leaves at once, and text that waits for the
             rest of a character comes with a later one.
         min_tokens: tokens that the completion has before a stop text can end it.
+        named: names of the special tokens that stop texts name, by id: part of the text that these are looked for in,
+            although none of it leaves.
 
     Attributes:
         is_stopped: a stop text is complete; nothing leaves any more.
         dropped: tokens that were taken and will not leave.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        min_tokens: int = 0,
+        named: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._detokenizer, self._scanner = detokenizer, StopScanner(stops)
-        self._may_wait, self._min_tokens = bool(stops), min_tokens
+        self._may_wait, self._min_tokens, self._named = bool(stops), min_tokens, named
         self._waiting: list[_Waiting] = []
         self._taken = self._length = self._released = 0  # tokens; characters that there are, and that may leave
         self.dropped = 0
@@ -126,11 +135,12 @@ class Leaving:
 
     def _wait(self, token: LeftToken, *, has_text: bool) -> None:
         self._taken += 1
-        begin, self._length = self._length, self._length + len(token.text)
-        if token.text:
+        text = token.text or (self._named.get(token.id, "") if has_text else "")
+        begin, self._length = self._length, self._length + len(text)
+        if text:
             self._close()
         self._waiting.append(_Waiting(token, begin, None if self._detokenizer.is_open else self._length, has_text))
-        self._released += len(self._scanner.push(token.text, may_stop=self._may_stop))
+        self._released += len(self._scanner.push(text, may_stop=self._may_stop))
 
     def _finish(self) -> list[LeftToken]:
         """Lets go of all that waits, with the text of characters that have remained incomplete."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason
 from orchestrator.core.requests import TokenLogprobs
 from orchestrator.core.rounds import Judged, Run
+from orchestrator.detokenizer import Detokenizer
 from orchestrator.leaving import Leaving
-from orchestrator.tokenizer import Detokenizer
 from orchestrator.usage import RoundTimes, Usage, UsageMeter
 from pilotfish.errors import PilotfishError
 
@@ -125,6 +127,7 @@ class Output:
         index: of the sample.
         min_tokens: tokens that the completion has before a stop text can end it.
         prompt: to be sent before the first piece, with its log probabilities.
+        named: names of special tokens that stop texts name; see ``Leaving``.
     """
 
     def __init__(
@@ -135,8 +138,9 @@ class Output:
         index: int = 0,
         min_tokens: int = 0,
         prompt: Prompt | None = None,
+        named: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self._leaving = Leaving(detokenizer, stops, min_tokens)
+        self._leaving = Leaving(detokenizer, stops, min_tokens, named)
         self._events, self._index, self._prompt = events, index, prompt
         self._meter = UsageMeter(time.perf_counter())
 

@@ -40,6 +40,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         ask = Ask(
             prompt=prompt,
             asked=_asked(request.sampling),
+            is_text=request.WhichOneof("prompt") == "text",
             model=request.model,
             request_id=request.request_id,
             priority=request.priority,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.chat_template import ChatTemplate
-from orchestrator.detokenizer import Detokenizer, bytes_of
+from orchestrator.detokenizer import Detokenizer
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from pilotfish.steps import require
+from pilotfish.token_bytes import TokenBytes
 from pilotfish.tokenizer_hash import load_tokenizer, tokenizer_hash
 
 _SPARE = 4  # times the text that tokens have, in what a tokenizer may make shorter first
@@ -25,8 +26,8 @@ class Tokenizer:
     """Tokenizer of one model.
 
     Args:
-        folder: with tokenizer.json, and where the model has them tokenizer_config.json,
-            chat_template.jinja, generation_config.json and config.json.
+        folder: with tokenizer.json, and where the model has them tokenizer_config.json, chat_template.jinja,
+            additional_chat_templates, generation_config.json and config.json.
 
     Raises:
         NotFoundError: if the folder or its tokenizer.json is missing.
@@ -39,13 +40,12 @@ class Tokenizer:
             raise NotFoundError(f"model folder {self._folder} does not exist; see `pilotfish pull`")
         self._tokenizer = load_tokenizer(self._folder)
         self._settings = self._read_json("tokenizer_config.json")
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self._bytes = TokenBytes(self._tokenizer)
+        self.vocab_size = self._bytes.size
         """One more than the largest token id; the model may pad beyond it."""
         self.eos_token_ids = self._read_eos_token_ids()
-        """Tokens that end a completion, as the model says; may be empty."""
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        self._hidden = self.eos_token_ids | {token_id for token_id, token in added if token.special}
-        self._token_bytes: dict[int, bytes] = {}
+        """Tokens that end a completion, as model and tokenizer say; may be empty."""
+        self._hidden = self.eos_token_ids | self._bytes.special.keys()
         self._templates: dict[str, ChatTemplate] = {}
 
     @cached_property
@@ -108,15 +108,52 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids beyond the vocabulary give none, and special tokens only if they are not skipped."""
-        return str(self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
+        hidden = self._bytes.special.keys() if skip_special_tokens else ()
+        return "".join(self._texts(token_ids, hidden))
+
+    def prompt_texts(self, token_ids: Sequence[int], *, is_text: bool) -> list[str]:
+        """What each token of a prompt adds to its text, special tokens written out.
+
+        Args:
+            token_ids: of the prompt, at least one.
+            is_text: they are those of a plain text, so that the special tokens around it give no text.
+        """
+        before, behind = self._around if is_text else (0, 0)
+        end = len(token_ids) - behind
+        texts = self._texts(token_ids[before:end])
+        return [*[""] * before, *texts, *[""] * behind]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself, which may be a part of a character; special tokens by their names."""
-        return bytes_of(self._tokenizer, token_id)
+        return self._bytes.of(token_id)
 
-    def detokenizer(self, hidden: Collection[int] = ()) -> Detokenizer:
-        """A fresh detokenizer for one completion; neither special and end tokens nor ``hidden`` give text."""
-        return Detokenizer(self._tokenizer, self._hidden | frozenset(hidden), self._token_bytes)
+    def is_hidden(self, token_id: int) -> bool:
+        """Whether a token of a completion gives no text: it is a special or an end token."""
+        return token_id in self._hidden
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one completion; neither special nor end tokens give text."""
+        return Detokenizer(self._bytes.of, self._hidden)
+
+    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """Names of the special tokens that some of the texts name, by id."""
+        special = self._bytes.special.items()
+        return {token_id: name for token_id, name in special if any(name in text for text in texts)}
+
+    def _texts(self, token_ids: Sequence[int], hidden: Collection[int] = ()) -> list[str]:
+        """What each token adds to the text that they are from its beginning on."""
+        detokenizer = Detokenizer(self._bytes.of, hidden, read_first=self._bytes.first)
+        texts = [detokenizer.push(token_id) for token_id in token_ids]
+        if rest := detokenizer.finish():
+            texts[-1] += rest
+        return texts
+
+    @cached_property
+    def _around(self) -> tuple[int, int]:
+        """How many special tokens the tokenizer puts before a plain text, and how many behind it."""
+        added = self._tokenizer.encode("a").special_tokens_mask
+        before = next((index for index, is_added in enumerate(added) if not is_added), len(added))
+        return before, sum(added) - before
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         if not (source := self.template_source(bool(tools))):
@@ -127,12 +164,15 @@ class Tokenizer:
 
     @cached_property
     def _template_sources(self) -> dict[str, str]:
-        """Chat templates by name, at least "default", which may be empty."""
-        file = self._folder / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else self._settings.get("chat_template")
-        if isinstance(source, list):  # several, by name
-            return {"default": ""} | {entry["name"]: entry["template"] for entry in source}
-        return {"default": source or ""}
+        """Chat templates by name, at least "default", which may be empty; files go before the configuration."""
+        given = self._settings.get("chat_template") or ""
+        several = {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {}
+        found = {"default": "" if several else given} | several
+        default = self._folder / "chat_template.jinja"
+        for file in (*sorted((self._folder / "additional_chat_templates").glob("*.jinja")), default):
+            if file.is_file():
+                found["default" if file == default else file.stem] = file.read_text(encoding="utf-8")
+        return found
 
     @property
     def _special_tokens(self) -> dict[str, str]:
@@ -146,12 +186,22 @@ class Tokenizer:
         return found
 
     def _read_eos_token_ids(self) -> frozenset[int]:
+        """Those of the generation config, or if it names none of the config, and the tokenizer's own beside them.
+
+        A model whose generation config names one token may well have been taught to end its turn with another.
+        """
+        own = self._tokenizer.token_to_id(self._special_tokens.get("eos_token", ""))
+        found = frozenset() if own is None else frozenset({own})
         for name in ("generation_config.json", "config.json"):
             value = self._read_json(name).get("eos_token_id")
             if value is not None:
-                return frozenset(value if isinstance(value, list) else [value])
-        token_id = self._tokenizer.token_to_id(self._special_tokens.get("eos_token", ""))
-        return frozenset() if token_id is None else frozenset({token_id})
+                ids = value if isinstance(value, list) else [value]
+                if not all(type(token_id) is int for token_id in ids):
+                    raise InvalidArgumentError(
+                        f"{self._folder / name}: eos_token_id is {value!r}; it must be a token id or a list of them"
+                    )
+                return found | frozenset(ids)
+        return found
 
     def _read_json(self, name: str) -> dict[str, Any]:
         """A JSON object of the folder; empty if the file is missing."""

@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.steps": ("pilotfish.errors",),
     "pilotfish.settings": ("pilotfish.addresses", "pilotfish.errors"),
     "pilotfish.tokenizer_hash": ("pilotfish.errors",),
+    "pilotfish.token_bytes": (),
     "pilotfish.v1": (),
     "pilotfish.rpc": (*COMMON, "pilotfish.addresses", "pilotfish.v1"),
     "pilotfish.client": ("pilotfish.addresses", "pilotfish.errors", *WIRE),
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "pilotfish.rpc",
         "pilotfish.settings",
         "pilotfish.tokenizer_hash",
+        "pilotfish.token_bytes",
     ),
     "pilotfish.simulate": (*COMMON, "pilotfish.runtime", "pilotfish.tokenizer_hash"),
     "pilotfish.checkpoints": ("pilotfish.errors",),
@@ -42,7 +44,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.cli": ("pilotfish", "draft_svc", "target_svc", "orchestrator"),  # starts them all
     "pilotfish": ("pilotfish.client", "pilotfish.errors", "pilotfish.cli"),
     "orchestrator.core": COMMON,
-    "orchestrator": (*COMMON, *WIRE, "pilotfish.addresses", "pilotfish.settings", "pilotfish.tokenizer_hash"),
+    "orchestrator": (
+        *(*COMMON, *WIRE),
+        *("pilotfish.addresses", "pilotfish.settings", "pilotfish.tokenizer_hash", "pilotfish.token_bytes"),
+    ),
     "draft_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
     "target_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
 }

@@ -40,7 +40,11 @@ async def complete(generation: Generation, body: CompletionBody, request: Reques
         prompt_logprobs=max((count for count in (scored, body.prompt_logprobs) if count is not None), default=None),
     )
     writer = _Writer(body, generation.tokenizer, [len(prompt) for prompt in prompts], form)
-    return await respond(generation, [ask(body, prompt, how) for prompt in prompts], writer, request)
+    asks = [
+        ask(body, prompt, how, is_text=isinstance(given, str))
+        for given, prompt in zip(body.prompt, prompts, strict=True)
+    ]
+    return await respond(generation, asks, writer, request)
 
 
 class _Writer(ClassicWriter):

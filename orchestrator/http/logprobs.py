@@ -41,7 +41,9 @@ class ChatLogprobs:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = token_text(self._tokenizer, token_id)
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(self._tokenizer.token_bytes(token_id))}
+        # Of the tokens of a text the bytes add up to it, and special tokens have none of it.
+        data = None if self._tokenizer.is_hidden(token_id) else list(self._tokenizer.token_bytes(token_id))
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
 
 
 class CompletionLogprobs:

@@ -57,9 +57,9 @@ def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], form: Fo
     )
 
 
-def ask(body: Sampling, prompt: Sequence[int], how: Asked) -> Ask:
+def ask(body: Sampling, prompt: Sequence[int], how: Asked, *, is_text: bool = False) -> Ask:
     """One prompt's request."""
-    return Ask(prompt, how, body.model, priority=body.priority or 0, timeout_s=body.timeout)
+    return Ask(prompt, how, is_text, body.model, priority=body.priority or 0, timeout_s=body.timeout)
 
 
 def room(prompt: Sequence[int], max_len: int) -> int:

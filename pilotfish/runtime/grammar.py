@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 from pilotfish.runtime.slots import Bools
 from pilotfish.steps import Grammar, GrammarKind, Ints
+from pilotfish.token_bytes import TokenBytes
 from pilotfish.tokenizer_hash import load_tokenizer
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Grammars:
         """Leads a matcher along tokens as far as they keep to the grammar; how many do."""
         for taken, token in enumerate(tokens):
             # xgrammar refuses these as well, and writes a line to stderr each time.
-            is_known = token < self._vocab_size and (token not in self._textless or token in grammar.end_token_ids)
+            is_known = token < self._vocab_size and (token not in self._bytes.special or token in grammar.end_token_ids)
             if matcher.is_terminated() or not is_known or not matcher.accept_token(token):
                 return taken
         return len(tokens)
@@ -208,18 +208,12 @@ class Grammars:
         return ThreadPoolExecutor(1, "grammars")
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self._folder)
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(load_tokenizer(self._folder))
 
-    @cached_property
+    @property
     def _vocab_size(self) -> int:
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    @cached_property
-    def _textless(self) -> frozenset[int]:
-        """Special tokens, which the text of a completion leaves out."""
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        return frozenset(token_id for token_id, token in added if token.special)
+        return self._bytes.size
 
     @cached_property
     def _unicode(self) -> Bools:
@@ -261,17 +255,12 @@ class Grammars:
             import xgrammar
         except ImportError as error:
             raise FailedPreconditionError(f"this worker has no xgrammar ({error}); pip install xgrammar") from error
-        vocabulary = [""] * self._vocab_size  # what is no text never matches
-        for token, token_id in self._tokenizer.get_vocab(with_added_tokens=True).items():
-            if token_id not in self._textless:
-                vocabulary[token_id] = token
-        found = xgrammar.TokenizerInfo._detect_metadata_from_hf(self._tokenizer.to_str())
         return xgrammar.TokenizerInfo(
-            vocabulary,
-            found["vocab_type"],
+            # What is no text never matches: special tokens, and ids that the tokenizer leaves out.
+            [b"" if token in self._bytes.special else self._bytes.of(token) for token in range(self._vocab_size)],
+            xgrammar.VocabType.RAW,
             vocab_size=self._vocab_size,
             stop_token_ids=[],  # each grammar names its own
-            add_prefix_space=found["add_prefix_space"],
         )
 
 

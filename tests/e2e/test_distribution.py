@@ -189,7 +189,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "presence_penalty": -0.5,
         "logit_bias": {6: 1.5, 8: -100},
     },
-    "mask": {"regex": "(w[1-6]){4,6}", "frequency_penalty": 1.0},
+    "mask": {"regex": "( w[1-6]){4,6}", "frequency_penalty": 1.0},
 }
 
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import byte_tokenizer
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason
@@ -17,7 +16,6 @@ from orchestrator.detokenizer import Detokenizer
 from orchestrator.leaving import Leaving, LeftToken
 
 REQUEST = Request("r", np.array([1], np.int32), Params(max_tokens=100))
-TOKENIZER = byte_tokenizer()
 END = 1000  # an end token's id; those below are the tokens of the text, in order
 
 
@@ -75,7 +73,7 @@ def test_ids_end_where_the_text_does(
     lengths: list[int] = []
     while sum(lengths) < len(pieces):
         lengths.append(min(rounds[len(lengths)], len(pieces) - sum(lengths)))
-    leaving = Leaving(Detokenizer(TOKENIZER, {END}, dict(enumerate(pieces))), tuple(stops))
+    leaving = Leaving(Detokenizer(dict(enumerate(pieces)).__getitem__, {END}), tuple(stops))
     left: list[LeftToken] = []
     taken = 0
     for run in runs(lengths, reason):
@@ -99,7 +97,7 @@ def test_ids_end_where_the_text_does(
 
 def test_tokens_wait_only_as_long_as_their_text_could_belong_to_a_stop_text() -> None:
     pieces = dict(enumerate([b" ha", b" ha", b" he", b" ha", b" ha", b" ha"]))
-    leaving = Leaving(Detokenizer(TOKENIZER, {END}, pieces), (" ha ha ha",))
+    leaving = Leaving(Detokenizer(pieces.__getitem__, {END}), (" ha ha ha",))
     left = [[token.id for token in take(leaving, run)[0]] for run in runs([1] * 6, FinishReason.LENGTH)]
     assert left == [[], [], [0, 1, 2], [], [], []]
     assert leaving.is_stopped
@@ -107,7 +105,7 @@ def test_tokens_wait_only_as_long_as_their_text_could_belong_to_a_stop_text() ->
 
 
 def test_an_end_token_leaves_behind_what_waited_for_it() -> None:
-    leaving = Leaving(Detokenizer(TOKENIZER, {END}, {0: b"a", 1: b" ha"}), (" ha ha",))
+    leaving = Leaving(Detokenizer({0: b"a", 1: b" ha"}.__getitem__, {END}), (" ha ha",))
     left, taken = take(leaving, runs([2], FinishReason.STOP)[0])
     assert [(token.id, token.text) for token in left] == [(0, "a"), (1, " ha"), (END, "")]
     assert taken == 3
@@ -116,14 +114,44 @@ def test_an_end_token_leaves_behind_what_waited_for_it() -> None:
 
 def test_half_a_character_at_the_end_comes_with_its_token() -> None:
     for stops in ((), ("x",)):
-        leaving = Leaving(Detokenizer(TOKENIZER, {END}, {0: b"a", 1: b"\xc3"}), stops)
+        leaving = Leaving(Detokenizer({0: b"a", 1: b"\xc3"}.__getitem__, {END}), stops)
         left, _ = take(leaving, runs([2], FinishReason.LENGTH)[0])
         assert [(token.id, token.text) for token in left] == [(0, "a"), (1, "�")]
 
 
 def test_before_min_tokens_a_stop_text_is_text() -> None:
     pieces = dict(enumerate([b"x", b"x", b"a", b"x"]))
-    leaving = Leaving(Detokenizer(TOKENIZER, {END}, pieces), ("x",), min_tokens=2)
+    leaving = Leaving(Detokenizer(pieces.__getitem__, {END}), ("x",), min_tokens=2)
     left, taken = take(leaving, runs([4], FinishReason.LENGTH)[0])
     assert "".join(token.text for token in left) == "xxa"
     assert (taken, leaving.is_stopped) == (4, True)
+
+
+NAME = 1001  # a special token, which gives no text
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.lists(st.sampled_from(["a", "b", "é", "ba", NAME]), min_size=1, max_size=12),
+    stops=st.lists(st.sampled_from(["<s>", "a<s>", "<s>b", "<s><s>", "ba", "é<s>a"]), min_size=1, max_size=3),
+    size=st.integers(1, 4),
+)
+def test_a_stop_text_may_name_a_special_token(tokens: list[str | int], stops: list[str], size: int) -> None:
+    """It is looked for as if the name were text; the name itself never leaves."""
+    named = {NAME: "<s>"} if any("<s>" in stop for stop in stops) else {}
+    pieces = {i: token.encode() for i, token in enumerate(tokens) if isinstance(token, str)}
+    ids = [NAME if token == NAME else i for i, token in enumerate(tokens)]
+    leaving = Leaving(Detokenizer(pieces.__getitem__, {END, NAME}), tuple(stops), named=named)
+    text, left = "", []
+    for begin in range(0, len(ids), size):
+        some = tuple(ids[begin : begin + size])
+        reason = FinishReason.LENGTH if begin + size >= len(ids) else None
+        found, _ = leaving.take(Run(REQUEST, some, (TokenKind.BONUS,) * len(some), 0, True, reason))
+        text, left = text + "".join(found.texts), left + [*found.token_ids]
+        if leaving.is_stopped:
+            break
+    read = "".join(named.get(NAME, "") if token == NAME else str(token) for token in tokens)
+    end = first_stop(read, stops)
+    assert leaving.is_stopped == (end is not None)
+    assert text == read[:end].replace("<s>", "")
+    assert end is not None or left == ids

@@ -23,6 +23,9 @@ class Letters:
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
 
+    def is_hidden(self, token_id: int) -> bool:
+        return False
+
 
 def piece(letter: str) -> Piece:
     logprobs = (TokenLogprobs(-1.0, ()),)
