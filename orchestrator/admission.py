@@ -102,7 +102,9 @@ def admit(
     _check_count("stop_token_ids", asked.stop_token_ids, MAX_STOP_TOKENS)
     check_ids("stop_token_ids", asked.stop_token_ids, vocab_size)
     samples = _integer("n", asked.n, 1, 1, MAX_SAMPLES)
-    max_tokens = _integer("max_tokens", asked.max_tokens, defaults.max_tokens, 1)
+    max_tokens = _integer("max_tokens", asked.max_tokens, defaults.max_tokens, 0)
+    has_other = asked.echo or asked.prompt_logprobs is not None
+    require(max_tokens > 0 or has_other, "max_tokens", 0, "must be at least 1, or beside echo or prompt_logprobs 0")
     _integer("priority", priority, 0, -MAX_INT32 - 1)
     ends = frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else defaults.end_token_ids)
     params = Params(

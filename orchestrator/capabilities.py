@@ -61,7 +61,7 @@ _FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("messages", "roles and contents of the model's chat template", "one prompt is required", TEMPLATE),
     ("priority", "32 bits; lower goes first", "0", ""),
     ("timeout_s", f"(0, {MAX_TIMEOUT_S:g}]", "none", ""),
-    ("max_tokens", "at least 1; with the prompt at most {max_len}", "{max_tokens}", ""),
+    ("max_tokens", "at least 1, or beside echo or prompt_logprobs 0; with the prompt at most {max_len}", "{max_tokens}", ""),
     ("temperature", "[0, inf); 0 is greedy", "0", ""),
     ("top_k", "[0, 2147483647]; 0 keeps all", "0", ""),
     ("top_p", "(0, 1]", "1", ""),

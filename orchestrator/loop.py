@@ -436,7 +436,7 @@ class Loop:
         if output is None:
             return  # the client left, or a stop text came earlier
         try:
-            ended = output.push(run, times) if run.token_ids else False
+            ended = output.push(run, times) if run.token_ids or run.reason is not None else False
         except Exception as error:
             log.exception("request %s: its output failed", run.request.id)
             self.fail(run.request, InternalError(f"output failed: {type(error).__name__}: {error}"))

@@ -143,7 +143,8 @@ class Metrics:
         self._cache_queries.inc(usage.prompt_tokens)
         self._cache_hits.inc(usage.cached_tokens)
         self._preemptions.inc(usage.preemptions)
-        self._first_token.observe(usage.first_token_us / 1e6)
+        if usage.completion_tokens:
+            self._first_token.observe(usage.first_token_us / 1e6)
         self._queue.observe(usage.queue_us / 1e6)
         self._total.observe(usage.total_us / 1e6)
         self._prompt_size.observe(usage.prompt_tokens)

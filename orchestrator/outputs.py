@@ -154,27 +154,29 @@ class Output:
         if self._prompt is not None:
             self._events.put(self._prompt._replace(logprobs=tuple(run.request.prompt_logprobs)))
             self._prompt = None
-        left, taken = self._leaving.take(run)
-        drafted = self._meter.add(run, taken, times, time.perf_counter())
-        self._events.put(
-            Piece(
-                token_texts=left.texts,
-                token_ids=left.token_ids,
-                kinds=left.kinds,
-                drafted=drafted,
-                accepted=run.kinds[:taken].count(TokenKind.ACCEPTED),
-                times=times,
-                index=self._index,
-                judged=run.judged and run.judged._replace(path=run.judged.path[:taken]),
-                logprobs=left.logprobs,
-            )
-        )
-        self._meter.completion_tokens -= self._leaving.dropped
+        if run.token_ids:
+            self._events.put(self._piece(run, times))
         reason = FinishReason.STOP if self._leaving.is_stopped else run.reason
         if reason is None:
             return False
         self._events.put(Finished(reason, self._meter.usage(run.request, time.perf_counter()), self._index))
         return True
+
+    def _piece(self, run: Run, times: RoundTimes) -> Piece:
+        left, taken = self._leaving.take(run)
+        drafted = self._meter.add(run, taken, times, time.perf_counter())
+        self._meter.completion_tokens -= self._leaving.dropped
+        return Piece(
+            token_texts=left.texts,
+            token_ids=left.token_ids,
+            kinds=left.kinds,
+            drafted=drafted,
+            accepted=run.kinds[:taken].count(TokenKind.ACCEPTED),
+            times=times,
+            index=self._index,
+            judged=run.judged and run.judged._replace(path=run.judged.path[:taken]),
+            logprobs=left.logprobs,
+        )
 
     def fail(self, error: PilotfishError) -> None:
         """Ends the request with an error."""

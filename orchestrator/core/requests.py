@@ -95,7 +95,7 @@ class TokenLogprobs(NamedTuple):
 class Params:
     """How a request samples and when it ends on token ids; ranges are checked where it comes in."""
 
-    max_tokens: int
+    max_tokens: int  # 0: the request ends once its prompt is computed
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0

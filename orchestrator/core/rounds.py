@@ -28,7 +28,7 @@ class Run(NamedTuple):
     """What one answer of the target added to one request.
 
     Attributes:
-        token_ids, kinds: the new tokens and how each came about, parallel.
+        token_ids, kinds: the new tokens and how each came about, parallel; none of a request that wants none.
         drafted: longest path of the proposal that was judged.
         is_round: whether it was a round, rather than the token that a prefill ends with.
         reason: set if the request ended on a token.

@@ -31,7 +31,7 @@ from orchestrator.core.draft_length import CHAINS, SIZES, DraftLengths
 from orchestrator.core.draft_steps import DraftPlan, FeatureRead
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.early import EarlyPlan, fill, plan_early, settle
-from orchestrator.core.finish import cut_run
+from orchestrator.core.finish import FinishReason, cut_run
 from orchestrator.core.logprobs import RowLogprobs, split_logprobs
 from orchestrator.core.pages import PagePool, RowCache
 from orchestrator.core.proposals import EMPTY, NOTHING_FOLLOWS, Proposal
@@ -317,7 +317,7 @@ class Scheduler:
         for row, new in features:
             if row.request.target is row.cache:
                 row.request.features = self.drafting.keep(row.request, new)
-        return runs
+        return runs + self._end_without_tokens(batch.rows)
 
     def step_refused(self, batch: TargetBatch) -> Request | None:
         """The target did not run the step; returns the row at fault once it is known.
@@ -364,7 +364,8 @@ class Scheduler:
         count = min(request.length - cache.length, budget) if self._may_join(request, plans) else 0
         if count > 0:
             end = cache.length + count
-            plans.append(RowPlan(request, cache, cache.length, end, False, end == request.length))
+            wants_output = end == request.length and request.params.max_tokens > 0
+            plans.append(RowPlan(request, cache, cache.length, end, False, wants_output))
         return max(count, 0)
 
     def _may_join(self, request: Request, plans: Iterable[RowPlan]) -> bool:
@@ -379,7 +380,7 @@ class Scheduler:
             return False
         cache = RowCache(self.target.pool)
         cache.attach(request.tokens[: request.reusable])
-        slots = request.length + 1 + request.draft_limit
+        slots = min(request.length + 1 + request.draft_limit, len(request.prompt) + request.params.max_tokens)
         headroom = sum(_cache(row).missing(_next_round_slots(row)) for row in self.rows)
         if cache.missing(slots) + headroom > self.target.pool.available:
             cache.release()
@@ -429,6 +430,16 @@ class Scheduler:
 
     # Accepting
 
+    def _end_without_tokens(self, rows: Sequence[RowPlan]) -> list[Run]:
+        """Ends the requests that want none, and whose prompt is computed now."""
+        runs = []
+        for row in rows:
+            request = row.request
+            if not request.params.max_tokens and row.end == request.length and request.target is row.cache:
+                self.finish(request)
+                runs.append(Run(request, (), (), 0, False, FinishReason.LENGTH))
+        return runs
+
     def _accept_row(self, row: RowPlan, verdict: Verdict, logprobs: RowLogprobs) -> Run:
         assert self.target is not None
         request, proposal, path = row.request, row.proposal, verdict.path
@@ -463,7 +474,8 @@ class Scheduler:
 
 def _require_room(prompt: int, max_tokens: int, grant: Grant) -> None:
     """So many tokens fit the target's model and its pages."""
-    require(prompt < grant.max_len, "prompt", f"{prompt} tokens", f"at most {grant.max_len - 1} fit this model")
+    most = grant.max_len - min(max_tokens, 1)
+    require(prompt <= most, "prompt", f"{prompt} tokens", f"at most {most} fit this model")
     advice = f"at most {grant.max_len - prompt} fit after a prompt of {prompt} tokens (length {grant.max_len})"
     require(prompt + max_tokens <= grant.max_len, "max_tokens", max_tokens, advice)
     slots = grant.page_count * grant.page_size

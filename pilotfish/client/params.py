@@ -62,7 +62,8 @@ class SamplingParams:
     """
 
     max_tokens: int = 64
-    """Most tokens to generate, at least 1; prompt and completion together may not exceed the model's length."""
+    """Most tokens to generate, at least 1; prompt and completion together may not exceed the model's length. 0 beside
+    ``echo`` or ``prompt_logprobs`` only scores the prompt."""
 
     temperature: float = 0.0
     """0 is greedy; finite, at least 0."""

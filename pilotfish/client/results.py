@@ -73,7 +73,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     token_texts: tuple[str, ...] = field(repr=False)
-    """Text of each token; special tokens have none."""
+    """Text of each token; of special ones their names, but none of those that were put around a plain text."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """Of each token, None for the first; empty unless ``prompt_logprobs`` asked for them."""
 

@@ -130,6 +130,46 @@ def test_echo_sends_the_prompt_back(client: Client, tiny_folder: Path) -> None:
     assert client.generate(PROMPT, SamplingParams(max_tokens=4)).prompt is None
 
 
+def test_an_echo_has_the_special_tokens_of_the_prompt(client: Client) -> None:
+    prompt = "<|im_start|>user\nhi<|im_end|>"
+    echoed = client.generate(prompt, SamplingParams(max_tokens=1, echo=True))
+    assert echoed.prompt is not None
+    assert echoed.prompt.text == prompt
+    assert client.generate(echoed.prompt.token_ids, SamplingParams(max_tokens=1, echo=True)).prompt == echoed.prompt
+
+
+@pytest.mark.parametrize("draft_length", [0, 4])
+def test_no_tokens_beside_an_echo_or_scores_are_a_prompt_alone(
+    deployment: Deployment, client: Client, draft_length: int
+) -> None:
+    """Beside others, in chunks, for several samples, and where there is no room for a token."""
+    ids = [int(random.Random(1).randrange(4, 260)) for _ in range(MAX_LEN)]
+    other = SamplingParams(max_tokens=100, ignore_eos=True)
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(client.generate, PROMPT, other)
+        for prompt in (PROMPT, ids, [5]):
+            wanted = SamplingParams(max_tokens=0, prompt_logprobs=1, draft_length=draft_length, n=2)
+            scored = client.generate(prompt, wanted)
+            assert scored.prompt is not None
+            assert [sample.token_ids for sample in scored.samples] == [(), ()]
+            assert {sample.finish_reason for sample in scored.samples} == {"length"}
+            assert (scored.usage.completion_tokens, scored.usage.rounds, scored.usage.drafted) == (0, 0, 0)
+            assert scored.usage.prompt_tokens == len(scored.prompt.token_ids)
+            echoed = client.generate(prompt, SamplingParams(max_tokens=0, echo=True))
+            assert echoed.prompt is not None
+            assert echoed.prompt.text == scored.prompt.text
+            if len(scored.prompt.token_ids) < MAX_LEN:
+                written = client.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=1))
+                assert written.prompt is not None
+                assert [each and each.logprob for each in scored.prompt.logprobs] == pytest.approx(
+                    [each and each.logprob for each in written.prompt.logprobs], abs=1e-3
+                )
+        assert beside.result().token_ids == client.generate(PROMPT, other).token_ids
+    with pytest.raises(InvalidArgumentError, match="max_tokens is 0; must be at least 1, or beside echo"):
+        client.generate(PROMPT, SamplingParams(max_tokens=0))
+    wait_until_idle(deployment)
+
+
 # Log probabilities
 
 

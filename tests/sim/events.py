@@ -30,7 +30,7 @@ def submissions(
     draft_lengths: st.SearchStrategy[int | None] = DRAFT_LENGTHS,
 ) -> st.SearchStrategy[Event]:
     """Requests of any priority, greedy with seed 0 and sampled with others."""
-    prompts, tokens, seeds = st.integers(1, most_prompt), st.integers(1, most_tokens), st.integers(0, most_seed)
+    prompts, tokens, seeds = st.integers(1, most_prompt), st.integers(0, most_tokens), st.integers(0, most_seed)
     return st.tuples(st.just("submit"), prompts, tokens, draft_lengths, seeds, st.integers(-1, 1))
 
 

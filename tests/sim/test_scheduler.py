@@ -446,3 +446,16 @@ def test_any_mix_of_events_leaves_sound_pools_and_exact_texts(
     simulator = Simulator(Limits(max_rows=6, max_prefill_tokens=budget, tree_nodes=tree_nodes))
     simulator.open_target(pages=24)
     events.Player(simulator, pages=24).play(happened)
+
+
+@pytest.mark.parametrize("length", [1, 40, 64 * 4])
+def test_a_request_for_no_tokens_ends_with_its_prompt(length: int) -> None:
+    """Without an output of the target, beside a row that goes on; a prompt may fill the cache."""
+    simulator = Simulator(Limits(max_prefill_tokens=16))
+    simulator.open_target(pages=64)
+    simulator.open_draft("d0", pages=64)
+    simulator.submit("other", prompt(2, 9), 20, 4)
+    simulator.submit("scored", prompt(1, length), 0, 4)
+    simulator.run()
+    assert simulator.texts["scored"] == []
+    assert simulator.texts["other"] == plain_text(prompt(2, 9), 20)

@@ -64,6 +64,31 @@ def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == PROMPT + plain
 
 
+def test_an_echo_without_tokens_scores_the_prompt(client: openai.OpenAI, http: httpx2.Client) -> None:
+    """As evaluation harnesses ask: several prompts at once, nothing generated."""
+    prompts = [PROMPT, "<|im_start|>a hat<|im_end|>"]
+    for n in (1, 2):
+        found = client.completions.create(prompt=prompts, max_tokens=0, logprobs=2, echo=True, n=n, **GREEDY)
+        written = client.completions.create(prompt=prompts, max_tokens=1, logprobs=2, echo=True, n=n, **GREEDY)
+        assert [choice.text for choice in found.choices] == [prompt for prompt in prompts for _ in range(n)]
+        assert {choice.finish_reason for choice in found.choices} == {"length"}
+        for scored, whole in zip(found.choices, written.choices, strict=True):
+            assert scored.logprobs is not None
+            assert whole.logprobs is not None
+            assert scored.logprobs.tokens is not None
+            assert whole.logprobs.tokens is not None
+            assert "".join(scored.logprobs.tokens) == scored.text
+            assert scored.logprobs.tokens == whole.logprobs.tokens[:-1]
+            assert scored.logprobs.token_logprobs == (whole.logprobs.token_logprobs or [])[:-1]
+        assert found.usage is not None
+        assert found.usage.completion_tokens == 0
+        counts = [http.post("/tokenize", json={"prompt": prompt}).json()["count"] for prompt in prompts]
+        assert found.usage.prompt_tokens == found.usage.total_tokens == sum(counts)
+    stream = list(client.completions.create(prompt=PROMPT, max_tokens=0, logprobs=1, echo=True, stream=True, **GREEDY))
+    assert [chunk.choices[0].text for chunk in stream] == [PROMPT, ""]
+    assert stream[-1].choices[0].finish_reason == "length"
+
+
 def test_sixteen_tokens_are_the_default(client: openai.OpenAI) -> None:
     found = client.completions.create(prompt=PROMPT, model=MODEL, extra_body={"ignore_eos": True})
     assert found.usage is not None
