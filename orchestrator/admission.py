@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,27 @@ class Defaults:
     acceptance: Rule
     end_token_ids: frozenset[int]
     max_tokens: int = 64
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    """What the model's generation config says, by the names of ``Asked``; see ``sampling_defaults``."""
+
+    def fill(self, asked: Asked, room: int | None = None) -> Asked:
+        """What a client asked for, and what the model or the server would where it said nothing.
+
+        Args:
+            asked: by the client.
+            room: tokens that fit behind the prompt, so that no default is beyond it; None if that is not known.
+        """
+        most = int(self.sampling.get("max_tokens", self.max_tokens))
+        unsaid: dict[str, Any] = {**self.sampling, "max_tokens": most if room is None else min(most, max(room, 1))}
+        return replace(asked, **{name: value for name, value in unsaid.items() if getattr(asked, name) is None})
+
+    def check(self) -> None:
+        """Returns if a request that says nothing is sound.
+
+        Raises:
+            InvalidArgumentError: naming field, value and limit.
+        """
+        admit("defaults", [0], self.fill(Asked()), self, vocab_size=1)
 
 
 def admit(
@@ -86,7 +108,7 @@ def admit(
     Args:
         request_id: of the first; the others' are made of it.
         prompt: token ids.
-        asked: of the client.
+        asked: of the client, filled in by the defaults.
         defaults: of the server.
         vocab_size: ids are below it.
         priority: see ``Request``.

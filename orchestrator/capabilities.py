@@ -61,11 +61,11 @@ _FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("messages", "roles and contents of the model's chat template", "one prompt is required", TEMPLATE),
     ("priority", "32 bits; lower goes first", "0", ""),
     ("timeout_s", f"(0, {MAX_TIMEOUT_S:g}]", "none", ""),
-    ("max_tokens", "at least 1, or beside echo or prompt_logprobs 0; with the prompt at most {max_len}", "{max_tokens}", ""),
-    ("temperature", "[0, inf); 0 is greedy", "0", ""),
-    ("top_k", "[0, 2147483647]; 0 keeps all", "0", ""),
-    ("top_p", "(0, 1]", "1", ""),
-    ("min_p", _UNIT, "0", ""),
+    ("max_tokens", "at least 1; 0 beside echo or prompt_logprobs; to {max_len} with the prompt", "{max_tokens}", ""),
+    ("temperature", "[0, inf); 0 is greedy", "{temperature}", ""),
+    ("top_k", "[0, 2147483647]; 0 keeps all", "{top_k}", ""),
+    ("top_p", "(0, 1]", "{top_p}", ""),
+    ("min_p", _UNIT, "{min_p}", ""),
     ("seed", "64 bits; below 0 as its two's complement", "random", ""),
     ("stop", f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters", "none", ""),
     ("stop_token_ids", f"at most {MAX_STOP_TOKENS} {_IDS}", "none", ""),
@@ -79,7 +79,7 @@ _FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("adaptive_draft_length", "true or false; not beside draft_length", "{is_adaptive}", DRAFT),
     ("draft_model", "{drafts}", "any", DRAFT),
     ("show_proposals", _TRUTH, "false", DRAFT),
-    ("repetition_penalty", "(0, inf)", "1", LOGITS),
+    ("repetition_penalty", "(0, inf)", "{repetition_penalty}", LOGITS),
     ("presence_penalty", "[-2, 2]", "0", LOGITS),
     ("frequency_penalty", "[-2, 2]", "0", LOGITS),
     ("logit_bias", f"at most {MAX_BIASES} {_IDS}, each [-100, 100]", "none", LOGITS),
@@ -125,7 +125,7 @@ def offer(
         "vocab_size": target.vocab_size if target is not None else 0,
         "max_len": target.max_len if target is not None else 0,
         "most_prompt": target.max_len - 1 if target is not None else 0,
-        "max_tokens": defaults.max_tokens,
+        **_sampling(defaults),
         "acceptance": defaults.acceptance.name.lower(),
         "draft_length": "the server chooses, from round to round" if adaptive else defaults.draft_length,
         "is_adaptive": str(adaptive).lower(),
@@ -137,6 +137,13 @@ def offer(
         for name, allowed, default, need in _FIELDS
     ]
     return Offer(fields, drafters)
+
+
+def _sampling(defaults: Defaults) -> dict[str, str]:
+    """What sampling fields are where a client says nothing, and whether the model says so."""
+    ours = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    own = {name: str(value) for name, value in (ours | {"max_tokens": defaults.max_tokens}).items()}
+    return own | {name: f"{value:g}, by the model's generation config" for name, value in defaults.sampling.items()}
 
 
 def _drafters(replicas: Sequence[tuple[Grant, Capabilities]]) -> list[Drafter]:

@@ -170,6 +170,11 @@ class Generation:
         self.offer = offer
         self.metrics: Metrics | None = None
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, float | int]:
+        """What the model's generation config says of sampling, by the names of ``Asked``."""
+        return self._defaults.sampling
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt; see ``Tokenizer.encode``."""
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, self.info().max_len)
@@ -209,10 +214,10 @@ class Generation:
         request_id = ask.request_id or f"gen-{secrets.token_hex(8)}"
         info = self.info()
         vocab_size = info.vocab_size or self.tokenizer.vocab_size  # before there is a target
-        max_tokens = self._defaults.max_tokens if ask.asked.max_tokens is None else ask.asked.max_tokens
+        asked = self._defaults.fill(ask.asked, info.max_len - len(ask.prompt) if info.max_len else None)
         timeout_s = check_timeout(ask.timeout_s)
-        self._loop.require_room(len(ask.prompt), max_tokens)
-        requests = admit(request_id, ask.prompt, ask.asked, self._defaults, vocab_size, ask.priority)
+        self._loop.require_room(len(ask.prompt), asked.max_tokens or 0)
+        requests = admit(request_id, ask.prompt, asked, self._defaults, vocab_size, ask.priority)
         watch = self.metrics.watch() if self.metrics is not None else None
         is_scored = ask.asked.prompt_logprobs is not None
         prompt = self._prompt(ask) if ask.asked.echo or is_scored else None

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +20,8 @@ from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import MAX_ADAPTIVE_LENGTH
 from orchestrator.core.scheduler import Limits, Scheduler
 from orchestrator.generation import Generation, ServerInfo
+from orchestrator.generation_config import NAME as GENERATION_CONFIG
+from orchestrator.generation_config import sampling_defaults
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop import DraftStream, Loop, TargetStream
 from orchestrator.metrics import Load, Metrics
@@ -26,7 +29,7 @@ from orchestrator.service import GenerationService
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trace import NO_TRACE, ChromeTrace
 from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, GrammarCompiler, TargetKind, WorkerLink
-from pilotfish.errors import FailedPreconditionError, PilotfishError, UnavailableError
+from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, PilotfishError, UnavailableError
 from pilotfish.rpc.server import Server, run, serve_until_signal
 from pilotfish.settings import Address, ListenAddress, fail_with, load
 from pilotfish.steps import Grant
@@ -91,6 +94,11 @@ class OrchestratorSettings(HttpSettings):
 
     acceptance: Literal["match", "ratio", "block"] = "ratio"
     """Rule for unseeded sampling. Every rule is exact; block keeps slightly more than ratio, match less."""
+
+    generation_config: Literal["auto", "none"] = "auto"
+    """Whether the model's generation_config.json gives temperature, top_k, top_p, min_p, repetition_penalty and, as
+    max_new_tokens, max_tokens where a request does not. auto: what it has; none: the protocols' defaults alone. What
+    ends a completion it tells in any case."""
 
     max_rows: int = Field(LIMITS.max_rows, ge=1)
     """Most requests in one batch. More share a pass over the weights, and each waits longer for it."""
@@ -170,9 +178,7 @@ class Orchestrator:
             settings.step_timeout_s,
             self._trace,
         )
-        defaults = Defaults(
-            self._draft_length, Rule[settings.acceptance.upper()], frozenset(self._tokenizer.eos_token_ids)
-        )
+        defaults = self._read_defaults()
         self._generation = Generation(
             self.loop, self._tokenizer, defaults, self._info, self._offer, self._compiler.compile
         )
@@ -181,6 +187,19 @@ class Orchestrator:
         self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
         self._task: asyncio.Task[None] | None = None
+
+    def _read_defaults(self) -> Defaults:
+        settings = self._settings
+        found = Defaults(self._draft_length, Rule[settings.acceptance.upper()], self._tokenizer.eos_token_ids)
+        if settings.generation_config == "none":
+            return found
+        try:
+            found = replace(found, sampling=sampling_defaults(settings.model))
+            found.check()
+        except InvalidArgumentError as error:
+            advice = "mend it, or do without its defaults by --generation-config none"
+            raise InvalidArgumentError(f"{settings.model / GENERATION_CONFIG}: {error}; {advice}") from error
+        return found
 
     async def start(self) -> Server:
         """Takes the ports, connects to the workers and starts rounds; returns the gRPC server, not answering yet.

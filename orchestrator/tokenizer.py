@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from orchestrator.chat_template import ChatTemplate
 from orchestrator.detokenizer import Detokenizer
+from orchestrator.generation_config import end_token_ids, read_json
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from pilotfish.steps import require
 from pilotfish.token_bytes import TokenBytes
@@ -39,7 +39,7 @@ class Tokenizer:
         if not self._folder.is_dir():
             raise NotFoundError(f"model folder {self._folder} does not exist; see `pilotfish pull`")
         self._tokenizer = load_tokenizer(self._folder)
-        self._settings = self._read_json("tokenizer_config.json")
+        self._settings = read_json(self._folder, "tokenizer_config.json")
         self._bytes = TokenBytes(self._tokenizer)
         self.vocab_size = self._bytes.size
         """One more than the largest token id; the model may pad beyond it."""
@@ -186,35 +186,10 @@ class Tokenizer:
         return found
 
     def _read_eos_token_ids(self) -> frozenset[int]:
-        """Those of the generation config, or if it names none of the config, and the tokenizer's own beside them.
-
-        A model whose generation config names one token may well have been taught to end its turn with another.
-        """
+        """The model's and the tokenizer's own: a model whose files name one token may have been taught to end its turn
+        with another."""
         own = self._tokenizer.token_to_id(self._special_tokens.get("eos_token", ""))
-        found = frozenset() if own is None else frozenset({own})
-        for name in ("generation_config.json", "config.json"):
-            value = self._read_json(name).get("eos_token_id")
-            if value is not None:
-                ids = value if isinstance(value, list) else [value]
-                if not all(type(token_id) is int for token_id in ids):
-                    raise InvalidArgumentError(
-                        f"{self._folder / name}: eos_token_id is {value!r}; it must be a token id or a list of them"
-                    )
-                return found | frozenset(ids)
-        return found
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        """A JSON object of the folder; empty if the file is missing."""
-        path = self._folder / name
-        if not path.is_file():
-            return {}
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidArgumentError(f"{path} is not JSON ({error}); fetch the model again") from error
-        if not isinstance(content, dict):
-            raise InvalidArgumentError(f"{path} is not a JSON object; fetch the model again")
-        return content
+        return end_token_ids(self._folder) | (frozenset() if own is None else frozenset({own}))
 
 
 __all__ = ["Detokenizer", "Tokenizer"]

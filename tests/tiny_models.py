@@ -88,6 +88,7 @@ def make_tiny_model(
     seed: int = 0,
     layers: int = 2,
     words: int | None = None,
+    tokenizer: Tokenizer | None = None,
     padded_vocab: int | None = None,
     sharpness: float = 4.0,
     shards: int = 1,
@@ -102,13 +103,15 @@ def make_tiny_model(
         seed: of the weights.
         layers: decoder layers.
         words: ids of a word tokenizer; None takes the byte tokenizer.
+        tokenizer: another one.
         padded_vocab: rows of the output layer; None takes the tokenizer's vocabulary.
         sharpness: scale of the output layer; larger gives less even distributions.
         shards: safetensors files, about as many.
         dtype: of the stored weights.
         **config: anything the family's Hugging Face configuration takes.
     """
-    tokenizer = byte_tokenizer() if words is None else word_tokenizer(words)
+    if tokenizer is None:
+        tokenizer = byte_tokenizer() if words is None else word_tokenizer(words)
     write_tokenizer(folder, tokenizer)
     config_class, model_class = _FAMILIES[family]
     settings: dict[str, Any] = {

@@ -80,11 +80,9 @@ def unigram() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    pieces = [(piece, score) for piece, score in _model(tokenizer)["vocab"]]
-    known = {piece for piece, _ in pieces}
-    letters = [letter for letter in _letters() if letter not in known]
-    pieces += [(piece, -20.0) for piece in (*letters, *BYTES)]
-    tokenizer.model = models.Unigram(pieces, unk_id=0, byte_fallback=True)
+    trained = {piece: round(score, 1) for piece, score in _model(tokenizer)["vocab"]}
+    pieces = _ids([*SPECIALS, *sorted(trained), *_letters(), *BYTES])  # the trainer's order differs from run to run
+    tokenizer.model = models.Unigram([(piece, trained.get(piece, -20.0)) for piece in pieces], 0, byte_fallback=True)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     return _added(tokenizer)
 
@@ -95,10 +93,9 @@ def wordpiece() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=160, special_tokens=list(SPECIALS), show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
-    known = tokenizer.get_vocab()
     letters = [*_letters(), *(f"##{letter}" for letter in _letters())]
-    pieces = sorted(known, key=lambda piece: known[piece]) + [piece for piece in letters if piece not in known]
-    tokenizer.model = models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>")
+    pieces = _ids([*SPECIALS, *sorted(tokenizer.get_vocab()), *letters])  # as above
+    tokenizer.model = models.WordPiece(pieces, unk_token="<unk>")
     tokenizer.decoder = decoders.WordPiece()
     return _added(tokenizer)
 

@@ -17,7 +17,7 @@ from orchestrator.http.conversation import Plan, plan
 from orchestrator.http.errors import api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs, prompt_logprobs
-from orchestrator.http.sampling import ask, classic_asked, room
+from orchestrator.http.sampling import ask, classic_asked, fill, room
 from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Reader, Words
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
@@ -29,12 +29,13 @@ NAMES = ClassicWriter.names | {"prompt": "messages", "prompt token_ids": "messag
 async def chat(generation: Generation, body: ChatBody, request: Request) -> Response:
     """Answers the conversation n times."""
     generation.require_model(body.model)
+    body = fill(generation, body)
     form = form_of(body.response_format, body.structured_outputs, "response_format")
     how = plan(generation, body.tools or [], body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
         prompt = await how.prompt(generation, body.messages, body.chat_template_kwargs)
-        limit = room(prompt, generation.info().max_len) if limit is None else limit
+        limit = room(generation, prompt) if limit is None else limit
     except PilotfishError as error:
         raise api_error(error, NAMES) from error
     asked = classic_asked(

@@ -15,7 +15,7 @@ from orchestrator.http.calls import respond
 from orchestrator.http.classic import ClassicWriter
 from orchestrator.http.forms import Form, form_of
 from orchestrator.http.logprobs import CompletionLogprobs, prompt_logprobs
-from orchestrator.http.sampling import ask, classic_asked
+from orchestrator.http.sampling import ask, classic_asked, fill
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ DEFAULT_MAX_TOKENS = 16
 async def complete(generation: Generation, body: CompletionBody, request: Request) -> Response:
     """Completes each prompt n times."""
     generation.require_model(body.model)
+    body = fill(generation, body)
     prompts = [await generation.encode(each) if isinstance(each, str) else each for each in body.prompt]
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     form = form_of(body.response_format, body.structured_outputs, "response_format")

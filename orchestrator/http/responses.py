@@ -20,7 +20,7 @@ from orchestrator.http.conversation import Plan, plan
 from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs
-from orchestrator.http.sampling import DEFAULT_TEMPERATURE, ask, asked, room
+from orchestrator.http.sampling import ask, asked, fill, room
 from orchestrator.http.sse import event
 from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Words
 from orchestrator.http.usage import UsageCount
@@ -39,13 +39,14 @@ _NAMES = NAMES | {
 async def create(generation: Generation, body: ResponseBody, request: Request) -> Response:
     """Answers the conversation."""
     generation.require_model(body.model)
+    body = fill(generation, body)
     form = form_of(body.text.format if body.text is not None else None, body.structured_outputs, "text.format")
     tools = [function.tool for function in body.tools or ()]
     how = plan(generation, tools, body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_output_tokens
     try:
         prompt = await how.prompt(generation, _messages(body), body.chat_template_kwargs)
-        limit = room(prompt, generation.info().max_len) if limit is None else limit
+        limit = room(generation, prompt) if limit is None else limit
     except PilotfishError as error:
         raise api_error(error, _NAMES) from error
     logprobs = body.top_logprobs or 0 if body.include else None
@@ -154,7 +155,7 @@ class _Writer(Writer):
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+            "temperature": body.temperature,
             "text": {"format": _format(body)},
             "tool_choice": _choice(choice) if isinstance(choice, NamedTool) else choice,
             "tools": [function.model_dump() for function in body.tools or ()],

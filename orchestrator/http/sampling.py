@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.admission import Asked
 from orchestrator.core.acceptance import Rule
-from orchestrator.generation import Ask
+from orchestrator.generation import Ask, Generation
 from orchestrator.http.bodies.classic import Classic
 from orchestrator.http.bodies.sampling import Sampling
 from orchestrator.http.forms import Form
@@ -16,12 +16,29 @@ from pilotfish.errors import refusal
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; over gRPC nothing said is greedy."""
 
+Body = TypeVar("Body", bound=Sampling)
+
+
+def fill(generation: Generation, body: Body) -> Body:
+    """The body, with what the model's generation config or else OpenAI says where it says nothing.
+
+    How many tokens come is another matter; see ``room``.
+    """
+    unsaid = {"temperature": DEFAULT_TEMPERATURE, **generation.sampling_defaults}
+    return body.model_copy(
+        update={
+            name: value
+            for name, value in unsaid.items()
+            if name in Sampling.model_fields and getattr(body, name) is None
+        }
+    )
+
 
 def asked(body: Sampling, max_tokens: int, form: Form | None, **others: Any) -> Asked:
-    """How to sample, as the body says."""
+    """How to sample, as the body says, once ``fill`` has filled it in."""
     return Asked(
         max_tokens=max_tokens,
-        temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        temperature=body.temperature,
         seed=body.seed,
         top_k=0 if body.top_k == -1 else body.top_k,
         top_p=body.top_p,
@@ -62,12 +79,14 @@ def ask(body: Sampling, prompt: Sequence[int], how: Asked, *, is_text: bool = Fa
     return Ask(prompt, how, is_text, body.model, priority=body.priority or 0, timeout_s=body.timeout)
 
 
-def room(prompt: Sequence[int], max_len: int) -> int:
-    """Tokens that fit behind a prompt.
+def room(generation: Generation, prompt: Sequence[int]) -> int:
+    """Tokens that fit behind a prompt, or as many as the model's generation config says.
 
     Raises:
         InvalidArgumentError: none does.
     """
+    max_len = generation.info().max_len
     if len(prompt) >= max_len > 0:
         raise refusal("prompt", f"{len(prompt)} tokens", f"at most {max_len - 1} fit this model")
-    return max(1, max_len - len(prompt))
+    left = max(1, max_len - len(prompt))
+    return min(left, int(generation.sampling_defaults.get("max_tokens", left)))

@@ -53,6 +53,8 @@ class Plan:
     """Keys that its clients must send."""
     api_key_file: Path | None = None
     """File with further keys."""
+    generation_config: str = "auto"
+    """Whether the model's own sampling defaults count; simulated ones have no law to sample by."""
     share_cores: Path | None = None
     """File by which the workers lend each other their cores."""
 
@@ -76,6 +78,8 @@ class Plan:
         model = ["--model", str(self.target.folder), "--name", self.target.label]
         length = ["--draft-length", self.draft_length]
         length += ["--draft-tree", self.draft_tree] if self.draft_tree != "auto" else []
+        config = "none" if self.simulate is not None else self.generation_config
+        length += ["--generation-config", config] if config != "auto" else []
         trace = ["--trace", str(self.trace)] if self.trace is not None else []
         http = ["--http", self.http] if self.http is not None else []
         http += ["--api-key-file", str(self.api_key_file)] if self.api_key_file is not None else []

@@ -106,6 +106,13 @@ def up(
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with such keys, one a line.", exists=True, dir_okay=False)
     ] = None,
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        typer.Option(
+            help="auto: where a request does not say how to sample, the model's generation_config.json does. "
+            "none: it does not count."
+        ),
+    ] = "auto",
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write what each process does when; open it at ui.perfetto.dev."),
@@ -152,6 +159,7 @@ def up(
         http=http,
         api_keys=tuple(api_key or ()),
         api_key_file=api_key_file,
+        generation_config=generation_config,
     )
     with tempfile.TemporaryDirectory(prefix="pilotfish-") as scratch:
         if simulate is None and "OMP_NUM_THREADS" not in os.environ:  # who sets it wants just so many

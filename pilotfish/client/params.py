@@ -55,6 +55,9 @@ _TRUTHS = ("ignore_eos", "echo", "adaptive_draft_length", "show_proposals", "jso
 class SamplingParams:
     """How to sample and when to stop.
 
+    Every field is sent, so that what is not given is greedy whatever the model's generation config says: texts that are
+    compared must not depend on it. ``Client.capabilities`` tells what the model would.
+
     Only what could not be sent is refused here; the server judges the ranges, so that there is one truth.
 
     Raises:

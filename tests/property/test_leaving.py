@@ -147,7 +147,7 @@ def test_a_stop_text_may_name_a_special_token(tokens: list[str | int], stops: li
         some = tuple(ids[begin : begin + size])
         reason = FinishReason.LENGTH if begin + size >= len(ids) else None
         found, _ = leaving.take(Run(REQUEST, some, (TokenKind.BONUS,) * len(some), 0, True, reason))
-        text, left = text + "".join(found.texts), left + [*found.token_ids]
+        text, left = text + "".join(found.texts), [*left, *found.token_ids]
         if leaving.is_stopped:
             break
     read = "".join(named.get(NAME, "") if token == NAME else str(token) for token in tokens)
