@@ -137,7 +137,7 @@ class Tokenizer:
 
     def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
         """Names of the special tokens that some of the texts name, by id."""
-        special = self._bytes.special.items()
+        special = self._bytes.special.items() if texts else ()
         return {token_id: name for token_id, name in special if any(name in text for text in texts)}
 
     def _texts(self, token_ids: Sequence[int], hidden: Collection[int] = ()) -> list[str]:
