@@ -248,7 +248,7 @@ class Generation:
     ) -> None:
         """Queues all samples, or none; the first brings the prompt once it is scored."""
         queued: list[Request] = []
-        named = self.tokenizer.special_tokens_in(stops)
+        named = self.tokenizer.hidden_tokens_in(stops)
         try:
             for index, request in enumerate(requests):
                 output = Output(

@@ -60,7 +60,7 @@ class Leaving:
         stops: texts that end the completion; without any, every token leaves at once, and text that waits for the
             rest of a character comes with a later one.
         min_tokens: tokens that the completion has before a stop text can end it.
-        named: names of the special tokens that stop texts name, by id: part of the text that these are looked for in,
+        named: names of the tokens without text that stop texts name, by id: part of the text that these are sought in,
             although none of it leaves.
 
     Attributes:

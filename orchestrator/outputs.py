@@ -127,7 +127,7 @@ class Output:
         index: of the sample.
         min_tokens: tokens that the completion has before a stop text can end it.
         prompt: to be sent before the first piece, with its log probabilities.
-        named: names of special tokens that stop texts name; see ``Leaving``.
+        named: names of tokens without text that stop texts name; see ``Leaving``.
     """
 
     def __init__(

@@ -46,6 +46,8 @@ class Tokenizer:
         self.eos_token_ids = self._read_eos_token_ids()
         """Tokens that end a completion, as model and tokenizer say; may be empty."""
         self._hidden = self.eos_token_ids | self._bytes.special.keys()
+        names = ((token_id, self._tokenizer.id_to_token(token_id)) for token_id in self._hidden)
+        self._names = {token_id: name for token_id, name in names if name}
         self._templates: dict[str, ChatTemplate] = {}
 
     @cached_property
@@ -135,10 +137,10 @@ class Tokenizer:
         """A fresh detokenizer for one completion; neither special nor end tokens give text."""
         return Detokenizer(self._bytes.of, self._hidden)
 
-    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
-        """Names of the special tokens that some of the texts name, by id."""
-        special = self._bytes.special.items() if texts else ()
-        return {token_id: name for token_id, name in special if any(name in text for text in texts)}
+    def hidden_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """Names of the special and end tokens that some of the texts name, by id."""
+        hidden = self._names.items() if texts else ()
+        return {token_id: name for token_id, name in hidden if any(name in text for text in texts)}
 
     def _texts(self, token_ids: Sequence[int], hidden: Collection[int] = ()) -> list[str]:
         """What each token adds to the text that they are from its beginning on."""

@@ -62,7 +62,7 @@ class _Writer(ClassicWriter):
         # Of each choice that has begun: how many there are has yet to be judged.
         self._readers: defaultdict[int, Reader] = defaultdict(how.reader)
         self._calls: defaultdict[int, int] = defaultdict(lambda: -1)  # index of the last call
-        self._logprobs = ChatLogprobs(tokenizer)
+        self._logprobs = ChatLogprobs(tokenizer, body.stop_token_ids)
         self._prompt_logprobs: dict[str, Any] = {}
 
     def whole(self) -> dict[str, Any]:

@@ -26,10 +26,11 @@ class ChatLogprobs:
 
     Args:
         tokenizer: of the model.
+        stop_token_ids: of the request; as special tokens they give no text, and so have no bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int] | None) -> None:
+        self._tokenizer, self._stops = tokenizer, frozenset(stop_token_ids or ())
 
     def of(self, token_ids: Sequence[int], found: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """Of some tokens in a row; empty lists if there are none."""
@@ -41,8 +42,8 @@ class ChatLogprobs:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = token_text(self._tokenizer, token_id)
-        # Of the tokens of a text the bytes add up to it, and special tokens have none of it.
-        data = None if self._tokenizer.is_hidden(token_id) else list(self._tokenizer.token_bytes(token_id))
+        has_text = not (token_id in self._stops or self._tokenizer.is_hidden(token_id))
+        data = list(self._tokenizer.token_bytes(token_id)) if has_text else None  # so that they add up to the text
         return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
 
 

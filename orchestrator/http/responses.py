@@ -91,7 +91,7 @@ class _Writer(Writer):
         self._body = body
         self._created_at = int(time.time())
         self._reader = how.reader()
-        self._logprobs = ChatLogprobs(tokenizer)
+        self._logprobs = ChatLogprobs(tokenizer, body.stop_token_ids)
         self._held: list[dict[str, Any]] = []  # log probabilities of tokens whose text has not left
         if how.form is not None:
             self.names = self.names | how.form.names

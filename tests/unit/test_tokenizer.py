@@ -379,6 +379,14 @@ def test_special_and_end_tokens_give_no_text(folder: Path) -> None:
     assert [detokenizer.push(token_id) for token_id in ids] == ["a", "", "", "", "c"]
 
 
+def test_tokens_without_text_are_found_in_stop_texts_by_name(folder: Path) -> None:
+    change(folder, "generation_config.json", eos_token_id=[2, 270])
+    tokenizer = Tokenizer(folder)
+    name = tokenizer.token_bytes(270).decode().replace(" ", "Ġ")
+    assert tokenizer.hidden_tokens_in(["a", "\n<|im_end|>", name]) == {2: "<|im_end|>", 270: name}
+    assert tokenizer.hidden_tokens_in(["<|im_end"]) == tokenizer.hidden_tokens_in([]) == {}
+
+
 def test_the_first_word_of_a_completion_keeps_its_space(tokenizers: dict[str, Tokenizer]) -> None:
     """As in vLLM: it goes on with the prompt. Only at the beginning of all is the space none of the text."""
     tokenizer = tokenizers["sentencepiece"]

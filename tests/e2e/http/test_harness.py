@@ -87,7 +87,7 @@ def test_a_harness_scores_and_generates(deployment: Deployment, tiny_folder: Pat
     for doc, sample in zip(DOCS, found["choose"], strict=True):
         question, choices = str(doc["question"]), list(doc["choices"])  # type: ignore[call-overload]
         begin = len(tokenizer(question)["input_ids"])
-        scores = [float(score) for (score, _), in sample["resps"]]
+        scores = [float(score) for ((score, _),) in sample["resps"]]
         for choice, score in zip(choices, scores, strict=True):
             ids = tokenizer(question + choice)["input_ids"]
             with torch.inference_mode():
