@@ -120,10 +120,11 @@ class Tokenizer:
             token_ids: of the prompt, at least one.
             is_text: they are those of a plain text, so that the special tokens around it give no text.
         """
-        before, behind = self._around if is_text else (0, 0)
-        end = len(token_ids) - behind
-        texts = self._texts(token_ids[before:end])
-        return [*[""] * before, *texts, *[""] * behind]
+        before, behind = self._around if is_text else ([], [])
+        ids = list(token_ids)
+        begin = len(before) if ids[: len(before)] == before else 0  # a prompt that was cut may have lost them
+        end = len(ids) - len(behind) if ids[len(ids) - len(behind) :] == behind else len(ids)
+        return [*[""] * begin, *self._texts(ids[begin:end]), *[""] * (len(ids) - end)]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself, which may be a part of a character; special tokens by their names."""
@@ -151,11 +152,13 @@ class Tokenizer:
         return texts
 
     @cached_property
-    def _around(self) -> tuple[int, int]:
-        """How many special tokens the tokenizer puts before a plain text, and how many behind it."""
-        added = self._tokenizer.encode("a").special_tokens_mask
-        before = next((index for index, is_added in enumerate(added) if not is_added), len(added))
-        return before, sum(added) - before
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before a plain text, and those behind it."""
+        found = self._tokenizer.encode("a")
+        first = next(
+            (place for place, is_added in enumerate(found.special_tokens_mask) if not is_added), len(found.ids)
+        )
+        return found.ids[:first], found.ids[len(found.ids) - (sum(found.special_tokens_mask) - first) :]
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         if not (source := self.template_source(bool(tools))):

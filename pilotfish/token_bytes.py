@@ -35,7 +35,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decode = " ".join if tokenizer.decoder is None else tokenizer.decoder.decode
-        self._begin, self._end = len(self._decode([_BEFORE])), len(self._decode([_BEHIND]))
+        self._begin = len(self._decode([_BEFORE]))
         self._joint = len(self._decode([_BEFORE, _BEHIND])) - self._begin  # of what comes behind, its space included
         self._is_byte_level = self._inside("Ġ") == " "
         self._knows_bytes = self._inside("<0x41>") == "A"

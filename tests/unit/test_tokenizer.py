@@ -403,3 +403,14 @@ def test_special_tokens_of_a_prompt_are_part_of_its_text_but_for_those_put_aroun
     assert tokenizer.prompt_texts(ids, is_text=True) == ["", "", "é", "</s>", "<s>"]
     assert tokenizer.prompt_texts(ids, is_text=False) == ["<s>", " ", "é", "</s>", "<s>"]
     assert tokenizer.prompt_texts(tokenizer.encode(""), is_text=True) == [""]
+    assert tokenizer.prompt_texts(ids[2:], is_text=True) == ["é", "</s>", "<s>"]  # cut from the left
+
+
+def test_special_tokens_on_both_sides_of_a_prompt_are_left_out(tmp_path: Path) -> None:
+    fast = wordpiece_tokenizer()
+    fast.post_processor = processors.TemplateProcessing("[SEP] $A [SEP]", special_tokens=[("[SEP]", 1)])
+    tokenizer = Tokenizer(write_tokenizer(tmp_path / "model", fast))
+    ids = tokenizer.encode("the cat")
+    assert (ids[0], ids[-1]) == (1, 1)
+    assert tokenizer.prompt_texts(ids, is_text=True) == ["", "the", " cat", ""]
+    assert tokenizer.prompt_texts(ids, is_text=False) == ["[SEP]", " the", " cat", " [SEP]"]
