@@ -155,10 +155,9 @@ class Tokenizer:
     def _around(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before a plain text, and those behind it."""
         found = self._tokenizer.encode("a")
-        first = next(
-            (place for place, is_added in enumerate(found.special_tokens_mask) if not is_added), len(found.ids)
-        )
-        return found.ids[:first], found.ids[len(found.ids) - (sum(found.special_tokens_mask) - first) :]
+        are_added, ids = found.special_tokens_mask, list(found.ids)
+        begin = next((place for place, is_added in enumerate(are_added) if not is_added), len(ids))
+        return ids[:begin], ids[len(ids) - (sum(are_added) - begin) :]
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         if not (source := self.template_source(bool(tools))):
