@@ -85,7 +85,7 @@ class SamplingParams:
     their two's complement, so that -1 is 2**64 - 1."""
 
     stop: str | Sequence[str] = ()
-    """Texts that end the completion and are not part of it; at most 16, none empty."""
+    """Texts that end the completion and are not part of it; special tokens by their names. At most 16, none empty."""
 
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the completion; part of ``token_ids``, not of the text."""

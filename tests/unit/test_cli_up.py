@@ -153,7 +153,7 @@ def test_one_signal_stops_all_in_order(deployment: Deployment, number: signal.Si
 
 def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     flags = ["--draft-length", "6", "--dtype", "float32", "--pages", "40", "--draft-layers", "2", "--trace", "t"]
-    flags += ["--draft-tree", "16"]
+    flags += ["--draft-tree", "16", "--generation-config", "none"]
     with deployment.up(*flags) as process:
         assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
         (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
@@ -166,8 +166,8 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     ]
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
-        *["--model", model, "--name", model, "--draft-length", "6", "--draft-tree", "16", "--trace", "t"],
-        *["--log-level", "warning", "--no-log-times"],
+        *["--model", model, "--name", model, "--draft-length", "6", "--draft-tree", "16"],
+        *["--generation-config", "none", "--trace", "t", "--log-level", "warning", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
 
@@ -317,6 +317,14 @@ def test_a_taken_port_is_refused_before_anything_starts(deployment: Deployment) 
 )
 def test_threads_add_up_to_the_cores(cores: int, workers: int, threads: list[int]) -> None:
     assert threads_per_worker(cores, workers) == threads
+
+
+def test_simulated_models_have_no_sampling_defaults() -> None:
+    """Their folder's are those of a model that is not run, and some change logits that they have not."""
+    model = Model("m", Path("/m"))
+    for simulate, flags in ((None, []), ("llama-8b-h100", ["--generation-config", "none"])):
+        argv = Plan(model, model, "4", 1, None, None, "h:1", simulate=simulate).orchestrator_argv("t", [])
+        assert [each for each in argv if each in ("--generation-config", "none")] == flags
 
 
 def test_a_plan_counts_its_workers() -> None:

@@ -31,7 +31,7 @@ class CompletionBody(Classic):
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
     """A text, token ids, or a list of either; each gets its n choices."""
     max_tokens: int | None = None
-    """16 where nothing is said, as with OpenAI."""
+    """16 where nothing is said, as with OpenAI. 0 beside echo or prompt_logprobs gives the prompt alone."""
     echo: bool | None = None
     """The text starts with the prompt; its tokens have logprobs, too."""
     logprobs: int | None = None

@@ -25,7 +25,7 @@ class Sampling(Body):
     stream: bool | None = None
     """Sends the text as it comes, as server-sent events."""
     temperature: float | None = None
-    """1 where nothing is said, as with OpenAI; 0 is greedy."""
+    """Where nothing is said as the model's generation config says, else 1, as with OpenAI; 0 is greedy."""
     top_p: float | None = None
     seed: int | None = None
     """Makes the text a function of seed, prompt and model alone, whatever the draft."""
