@@ -14,6 +14,7 @@ import numpy as np
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.shaping import Shaping
+from pilotfish.errors import shown
 from pilotfish.steps import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, require
 
 MAX_STOPS = 16
@@ -116,8 +117,7 @@ def admit(
     Raises:
         InvalidArgumentError: naming field, value and limit.
     """
-    length = len(request_id)
-    require(length <= MAX_REQUEST_ID_LENGTH, "request_id", f"{length} characters", f"at most {MAX_REQUEST_ID_LENGTH}")
+    check_request_id("request_id", request_id)
     require(len(prompt) > 0, "prompt", "empty", "it must have at least one token")
     check_ids("prompt token_ids", prompt, vocab_size)
     _check_stops(asked.stop)
@@ -162,6 +162,19 @@ def sample_seed(seed: int, index: int) -> int:
     if index == 0:
         return seed
     return int.from_bytes(blake2b(f"{seed} {index}".encode(), digest_size=8).digest(), "little")
+
+
+def check_request_id(name: str, value: str) -> str:
+    """The id, if it can stand in a header and in a line of a log; empty where none is given.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    length = len(value)
+    require(length <= MAX_REQUEST_ID_LENGTH, name, f"{length} characters", f"at most {MAX_REQUEST_ID_LENGTH}")
+    is_visible = all("!" <= character <= "~" for character in value)
+    require(is_visible, name, shown(value), "it must be visible ASCII characters, without spaces")
+    return value
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

@@ -54,7 +54,12 @@ _TOP = f"[0, {MAX_TOP_LOGPROBS}]"
 
 _FIELDS: tuple[tuple[str, str, str, str], ...] = (
     # name, range, default, what it needs
-    ("request_id", f"at most {MAX_REQUEST_ID_LENGTH} characters, of no running request", "made up", ""),
+    (
+        "request_id",
+        f"at most {MAX_REQUEST_ID_LENGTH} visible ASCII characters, of no running request",
+        "made up",
+        "",
+    ),
     ("model", "{model}", "{model}", ""),
     ("text", "any text", "one prompt is required", ""),
     ("token_ids", "1 to {most_prompt} " + _IDS, "one prompt is required", ""),

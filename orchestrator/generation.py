@@ -20,10 +20,15 @@ from orchestrator.capabilities import Offer
 from orchestrator.core.requests import Request
 from orchestrator.loop import Loop
 from orchestrator.metrics import Metrics
-from orchestrator.outputs import Event, Events, Finished, Output, Prompt
+from orchestrator.outputs import Event, Events, Finished, Output, Prompt, Watcher
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, PilotfishError, shown
 from pilotfish.steps import Grammar
+
+
+def made_up_id() -> str:
+    """For a request whose client gave none."""
+    return f"gen-{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class Generation:
 
     Attributes:
         metrics: counts what is served, once there is somebody who reads it.
+        observers: each makes a watcher of an ask's events.
     """
 
     def __init__(
@@ -169,6 +175,7 @@ class Generation:
         self.info = info
         self.offer = offer
         self.metrics: Metrics | None = None
+        self.observers: list[Callable[[], Watcher]] = []
 
     @property
     def sampling_defaults(self) -> Mapping[str, float | int]:
@@ -203,30 +210,34 @@ class Generation:
         if name not in ("", served := self.info().model):
             raise NotFoundError(f"model is {shown(name)}; this server has {served!r}", "model")
 
-    def begin(self, ask: Ask) -> Answer:
+    def begin(self, ask: Ask, *watchers: Watcher) -> Answer:
         """Queues what is asked for; enter the answer at once, which ends it when left.
+
+        Args:
+            ask: of a client.
+            watchers: of its events, beside those that the observers make.
 
         Raises:
             NotFoundError: the model is not the one served.
             PilotfishError: see ``admission.admit`` and ``Scheduler.submit``.
         """
         self.require_model(ask.model)
-        request_id = ask.request_id or f"gen-{secrets.token_hex(8)}"
+        request_id = ask.request_id or made_up_id()
         info = self.info()
         vocab_size = info.vocab_size or self.tokenizer.vocab_size  # before there is a target
         asked = self._defaults.fill(ask.asked, info.max_len - len(ask.prompt) if info.max_len else None)
         timeout_s = check_timeout(ask.timeout_s)
         self._loop.require_room(len(ask.prompt), asked.max_tokens or 0)
         requests = admit(request_id, ask.prompt, asked, self._defaults, vocab_size, ask.priority)
-        watch = self.metrics.watch() if self.metrics is not None else None
+        watchers += tuple(observe() for observe in self.observers)
         is_scored = ask.asked.prompt_logprobs is not None
         prompt = self._prompt(ask) if ask.asked.echo or is_scored else None
-        events = Events(watch, begin_with_prompt=prompt is not None)
+        events = Events(watchers, begin_with_prompt=prompt is not None)
 
         def submit() -> None:
             self._submit(requests, tuple(ask.asked.stop), events, prompt if is_scored else None)
-            if watch is not None:
-                watch.began(len(requests), requests[0].params.max_tokens)
+            for watcher in watchers:
+                watcher.began(requests)
 
         grammar = requests[0].params.shaping.grammar
         if grammar is None:

@@ -7,7 +7,7 @@ asks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from orchestrator.core.requests import Request
 from orchestrator.outputs import Event, Finished, Piece
 from orchestrator.usage import Usage
 from pilotfish.errors import DeadlineExceededError, PilotfishError
@@ -177,10 +178,10 @@ class Watch:
         self._running = 0
         self._last_at: dict[int, float] = {}  # of each sample's newest piece, time.perf_counter seconds
 
-    def began(self, samples: int, max_tokens: int) -> None:
+    def began(self, requests: Sequence[Request]) -> None:
         """The request was taken."""
-        self._running = samples
-        self._metrics.add_request(samples, max_tokens)
+        self._running = len(requests)
+        self._metrics.add_request(len(requests), requests[0].params.max_tokens)
 
     def saw(self, event: Event | PilotfishError) -> None:
         """Counts an event as it is made."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from orchestrator.core.acceptance import TokenKind
 from orchestrator.core.finish import FinishReason
-from orchestrator.core.requests import TokenLogprobs
+from orchestrator.core.requests import Request, TokenLogprobs
 from orchestrator.core.rounds import Judged, Run
 from orchestrator.detokenizer import Detokenizer
 from orchestrator.leaving import Leaving
@@ -39,6 +39,7 @@ class Piece:
         accepted: draft tokens of the round that were kept; with stop texts the tokens may come in a later piece.
         logprobs: of its tokens, if they were asked for.
         judged: the round's proposal, if there was one and it was asked for.
+        drafter: name of the model that proposed.
     """
 
     token_texts: tuple[str, ...]
@@ -50,6 +51,7 @@ class Piece:
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     judged: Judged | None = None
+    drafter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ Event = Prompt | Piece | Finished
 class Watcher(Protocol):
     """Follows the events of an ask."""
 
+    def began(self, requests: Sequence[Request]) -> None:
+        """It was taken, as these requests, one for each sample."""
+
     def saw(self, event: Event | PilotfishError) -> None:
         """An event has come."""
 
@@ -78,19 +83,19 @@ class Events:
     """The events of all samples of one ask, in the order in which they came.
 
     Args:
-        watcher: is told of them.
+        watchers: are told of them.
         begin_with_prompt: nothing but an error goes before the prompt.
     """
 
-    def __init__(self, watcher: Watcher | None = None, begin_with_prompt: bool = False) -> None:
-        self._watcher = watcher
+    def __init__(self, watchers: Sequence[Watcher] = (), begin_with_prompt: bool = False) -> None:
+        self._watchers = watchers
         self._queue: asyncio.Queue[Event | PilotfishError] = asyncio.Queue()
         self._held: list[Event] | None = [] if begin_with_prompt else None  # until the prompt has come
 
     def put(self, event: Event | PilotfishError) -> None:
         """Adds an event, or the error that ended a sample."""
-        if self._watcher is not None:
-            self._watcher.saw(event)
+        for watcher in self._watchers:
+            watcher.saw(event)
         if self._held is None:
             self._queue.put_nowait(event)
         elif isinstance(event, Piece | Finished):
@@ -102,8 +107,8 @@ class Events:
 
     def close(self) -> None:
         """Nobody takes any more of them."""
-        if self._watcher is not None:
-            self._watcher.closed()
+        for watcher in self._watchers:
+            watcher.closed()
 
     async def get(self) -> Event:
         """The next event.
@@ -176,6 +181,7 @@ class Output:
             index=self._index,
             judged=run.judged and run.judged._replace(path=run.judged.path[:taken]),
             logprobs=left.logprobs,
+            drafter=run.drafter,
         )
 
     def fail(self, error: PilotfishError) -> None:

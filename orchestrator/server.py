@@ -27,6 +27,7 @@ from orchestrator.loop import DraftStream, Loop, TargetStream
 from orchestrator.metrics import Load, Metrics
 from orchestrator.service import GenerationService
 from orchestrator.tokenizer import Tokenizer
+from orchestrator.totals import Totals
 from orchestrator.trace import NO_TRACE, ChromeTrace
 from orchestrator.workers import DRAFT, TARGET, DraftKind, FeatureReader, GrammarCompiler, TargetKind, WorkerLink
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, PilotfishError, UnavailableError
@@ -187,6 +188,7 @@ class Orchestrator:
         self._target_grant: Grant | None = None  # of the last target
         self._links: list[WorkerLink[Any, Any]] = []
         self._task: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     def _read_defaults(self) -> Defaults:
         settings = self._settings
@@ -223,16 +225,21 @@ class Orchestrator:
             await server.stop(0)
             raise
         self._task = asyncio.create_task(self.loop.run(), name="rounds")
+        totals = Totals(self._load)
+        self._generation.observers.append(totals.watch)
+        self._telling = asyncio.create_task(totals.tell(), name="totals")
         if self.gateway is not None:
-            self._generation.metrics = Metrics(self._info().model, self._load)
+            metrics = self._generation.metrics = Metrics(self._info().model, self._load)
+            self._generation.observers.append(metrics.watch)
             self.gateway.start(self._generation)
         return server
 
     async def stop(self) -> None:
         """Ends the rounds and the streams."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._telling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.loop.fail_all(UnavailableError("the server is shutting down"))
         if self.gateway is not None:
             await self.gateway.stop()

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 import grpc
 
-from orchestrator.admission import Asked
+from orchestrator.admission import Asked, check_request_id
 from orchestrator.core.acceptance import Rule, TokenKind
 from orchestrator.core.requests import TokenLogprobs
 from orchestrator.core.rounds import Judged
-from orchestrator.generation import Ask, Generation
+from orchestrator.generation import Ask, Generation, made_up_id
 from orchestrator.outputs import Event, Finished, Prompt
+from orchestrator.request_log import RequestLog
 from orchestrator.usage import RoundTimes, Usage
-from pilotfish.errors import refusal
-from pilotfish.rpc.status import streaming, unary
+from pilotfish.errors import PilotfishError, refusal
+from pilotfish.rpc.status import code_of, streaming, unary
 from pilotfish.steps import require
 from pilotfish.v1 import generation_pb2 as pb
 from pilotfish.v1 import generation_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_ID_KEY = "x-request-id"
+"""Of the metadata: by which a client, or a proxy, wants to find the call again."""
+
+_SEVERITIES = {
+    grpc.StatusCode.INTERNAL: logging.ERROR,
+    grpc.StatusCode.UNAVAILABLE: logging.WARNING,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: logging.WARNING,
+    grpc.StatusCode.DEADLINE_EXCEEDED: logging.WARNING,
+}
+"""How bad a status is for whoever runs the server; others are a client's fault."""
 
 _KINDS = {kind: f"TOKEN_KIND_{kind.name}" for kind in TokenKind}
 
@@ -36,21 +50,24 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     @streaming
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """See generation.proto."""
-        prompt = await self._prompt(request)
-        ask = Ask(
-            prompt=prompt,
-            asked=_asked(request.sampling),
-            is_text=request.WhichOneof("prompt") == "text",
-            model=request.model,
-            request_id=request.request_id,
-            priority=request.priority,
-            timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
-        )
-        async with self._generation.begin(ask) as answer:
-            names = ("request_id", "model", "prompt_token_count", "sample_count")
-            yield pb.GenerateResponse(started=pb.Started(**{name: getattr(answer, name) for name in names}))
-            async for event in answer:
-                yield _response(event)
+        log = RequestLog("grpc", "Generate", self._generation.info().model)
+        with _written(log):
+            await _take_id(log, request, context)
+            ask = Ask(
+                prompt=await self._prompt(request),
+                asked=_asked(request.sampling),
+                is_text=request.WhichOneof("prompt") == "text",
+                model=request.model,
+                request_id=log.answer_id,
+                priority=request.priority,
+                timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
+            )
+            async with self._generation.begin(ask, log) as answer:
+                names = ("request_id", "model", "prompt_token_count", "sample_count")
+                yield pb.GenerateResponse(started=pb.Started(**{name: getattr(answer, name) for name in names}))
+                async for event in answer:
+                    yield _response(event)
+            log.status = grpc.StatusCode.OK.name
 
     @unary
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
@@ -95,6 +112,36 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 return await self._generation.encode_chat(messages)
             case _:
                 raise refusal("prompt", "missing", "give one of text, token_ids and messages")
+
+
+@contextmanager
+def _written(log: RequestLog) -> Iterator[None]:
+    """Writes the line of a call once it is over, with the status of the error that ended it."""
+    try:
+        yield
+    except Exception as error:
+        code = code_of(error)
+        may_quote = code is grpc.StatusCode.INVALID_ARGUMENT  # what the client wrote, its prompt among it
+        field = error.field if isinstance(error, PilotfishError) else None
+        log.failed(code.name, _SEVERITIES.get(code, logging.INFO), code.name, field, None if may_quote else str(error))
+        raise
+    finally:
+        log.write()
+
+
+async def _take_id(log: RequestLog, request: pb.GenerateRequest, context: Context) -> None:
+    """Finds out the ids of a call, and tells its own in the initial metadata, whatever becomes of it.
+
+    Raises:
+        InvalidArgumentError: one of those given could not stand in a header and in a line of a log.
+    """
+    try:
+        check_request_id("request_id", request.request_id)
+        log.answer_id = request.request_id or made_up_id()
+        given = dict(context.invocation_metadata() or ()).get(_ID_KEY, "")
+        log.given_id = check_request_id(_ID_KEY, given if isinstance(given, str) else "")
+    finally:
+        await context.send_initial_metadata(((_ID_KEY, log.request_id),))
 
 
 def _asked(sampling: pb.SamplingParams) -> Asked:

@@ -34,8 +34,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from pilotfish import logs
 from pilotfish.addresses import read_address
 from pilotfish.errors import InvalidArgumentError, PilotfishError
+
+log = logging.getLogger(__name__)
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
@@ -87,8 +90,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged, to stderr."""
 
+    log_format: logs.Format = "text"
+    """Lines for people, or json: an object a line, with the numbers of a line under names of their own."""
+
     log_times: bool = True
-    """Start log lines with date, time and module; off where something else stamps them."""
+    """Start log lines with date, time and module; off where something else stamps them. JSON lines always have them."""
 
     @classmethod
     def settings_customise_sources(
@@ -123,8 +129,8 @@ def load(kind: type[SettingsType], argv: Sequence[str], program: str) -> Setting
         fail("\n".join(faults) + f"\nSee `{program} --help`.")
     except (SettingsError, ValueError) as error:
         fail(f"{program}: {str(error).removeprefix('error parsing CLI: ')}\nSee `{program} --help`.")
-    stamp = "%(asctime)s %(levelname)s %(name)s" if settings.log_times else "%(levelname)s"
-    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=f"{stamp}: %(message)s")
+    service = program.removeprefix("pilotfish ")
+    logs.set_up(settings.log_level, settings.log_format, times=settings.log_times, service=service)
     return settings
 
 
@@ -135,7 +141,10 @@ def fail(message: str) -> NoReturn:
 
 
 def fail_with(error: PilotfishError, program: str) -> NoReturn:
-    """Exits over an error that a person can mend."""
+    """Exits over an error that a person can mend; told in the form of the log."""
+    if logs.is_json():
+        log.error("%s", error)
+        raise SystemExit(USAGE_ERROR)
     fail(f"{program}: {error}")
 
 

@@ -275,7 +275,8 @@ class Drafting:
             return None
         request.drop_draft()  # of a replica that hangs; its steps still run in order, so its pages are safe
         replica = max(choices, key=lambda choice: choice.pool.available / choice.pool.page_count)
-        request.draft = DraftPlace(replica.name, RowCache(replica.pool), replica.pool.lookahead)
+        cache, drafter = RowCache(replica.pool), replica.grant.model_id
+        request.draft = DraftPlace(replica.name, cache, replica.pool.lookahead, drafter)
         request.draft.cache.attach(request.tokens[:-1])
         request.draft.cache.try_reserve(request.length)  # so that the next row finds the replica so much fuller
         return request.draft

@@ -148,11 +148,13 @@ class DraftPlace:
         cache: the row's pages there.
         lookahead: slots less than tokens: 1 if the replica drafts on features, as slot i then holds the
             feature of token i and the token after it.
+        drafter: name of the replica's model.
     """
 
     replica: str
     cache: RowCache
     lookahead: int = 0
+    drafter: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,7 @@ class Run(NamedTuple):
         logprobs: of the new tokens, if they were asked for.
         judged: the proposal, if there was one and it was asked for.
         is_stuck: the request ended because nothing may follow: what it asks of its logits contradicts itself.
+        drafter: name of the model that proposed.
     """
 
     request: Request
@@ -46,6 +47,7 @@ class Run(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     judged: Judged | None = None
     is_stuck: bool = False
+    drafter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

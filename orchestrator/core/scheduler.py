@@ -279,6 +279,7 @@ class Scheduler:
         for row in rows:
             if row.room:
                 row.proposal = proposals.get(row.request.id, EMPTY)
+                row.drafter = row.request.draft.drafter if row.request.draft is not None else ""
         copies, self.target.copies = self.target.copies, []
         self.target.step_id += 1
         wants_features = self.drafting.wants_features if self.drafting.has_heads else None
@@ -469,7 +470,9 @@ class Scheduler:
         kinds = (*[TokenKind.ACCEPTED] * len(path), verdict.kind)[: len(tokens)]
         shown = Judged(proposal, path[:kept]) if params.show_proposals and len(proposal.token_ids) else None
         found = logprobs.of(verdict, tokens)
-        return Run(request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, found, shown, is_stuck)
+        return Run(
+            request, tuple(tokens), kinds, proposal.depth, row.is_round, reason, found, shown, is_stuck, row.drafter
+        )
 
 
 def _require_room(prompt: int, max_tokens: int, grant: Grant) -> None:

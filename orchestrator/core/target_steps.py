@@ -43,6 +43,8 @@ class RowPlan:
     room: int = 0
     """Nodes that its pages have room for."""
     proposal: Proposal = EMPTY
+    drafter: str = ""
+    """Name of the model that proposed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.keys import Keys
 from orchestrator.http.limits import Budget, Limits
 from orchestrator.http.playground import playground
+from orchestrator.http.request_ids import RequestIds
 from orchestrator.http.responses import create
 from orchestrator.http.tokens import detokenize, tokenize
 from pilotfish.errors import PilotfishError, UnavailableError
@@ -38,7 +39,7 @@ def make_app(
     budget: Budget,
     has_playground: bool = True,
 ) -> ASGIApp:
-    """The application, behind keys and limits.
+    """The application, behind ids, keys and limits.
 
     Args:
         generation: serves the requests.
@@ -55,7 +56,8 @@ def make_app(
             return page
 
     app: ASGIApp = Limits(routes, max_body_bytes, max_requests, budget)
-    return Keys(app, keys) if keys else app
+    app = Keys(app, keys) if keys else app
+    return RequestIds(app, lambda: generation.info().model)
 
 
 def _routes(generation: Generation) -> FastAPI:

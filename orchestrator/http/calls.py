@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -14,9 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from orchestrator.generation import Answer, Ask, Generation
-from orchestrator.http.errors import ApiError, api_error
+from orchestrator.http.errors import LOG, ApiError, api_error
 from orchestrator.http.sse import EventStream, event, unless_gone
 from orchestrator.outputs import Event
+from orchestrator.request_log import RequestLog
 from pilotfish.errors import PilotfishError
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody reads it
@@ -70,18 +72,27 @@ async def respond(generation: Generation, asks: Sequence[Ask], writer: Writer, r
     Raises:
         ApiError: a request is refused, or failed.
     """
-    headers = {"X-Request-Id": writer.id}
+    log: RequestLog = request.scope["state"][LOG]
+    log.answer_id = writer.id
     async with AsyncExitStack() as resources:
         try:
-            answers = [await resources.enter_async_context(generation.begin(ask)) for ask in asks]
+            answers = [
+                await resources.enter_async_context(generation.begin(ask, log)) for ask in _named(asks, writer.id)
+            ]
             if writer.streams:
-                return EventStream(_stream(answers, writer), resources.pop_all(), headers, writer.names, writer.failure)
+                return EventStream(_stream(answers, writer), resources.pop_all(), writer.names, writer.failure)
             await unless_gone(request.receive, lambda: _collect(answers, writer))
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except PilotfishError as error:
             raise api_error(error, writer.names) from error
-        return JSONResponse(writer.whole(), headers=headers)
+        return JSONResponse(writer.whole())
+
+
+def _named(asks: Sequence[Ask], answer_id: str) -> Iterator[Ask]:
+    """By the id of the answer, for errors and logs: several of one call each with a number."""
+    for index, ask in enumerate(asks):
+        yield replace(ask, request_id=answer_id if len(asks) == 1 else f"{answer_id}-{index}")
 
 
 async def _stream(answers: Sequence[Answer], writer: Writer) -> AsyncGenerator[bytes, None]:

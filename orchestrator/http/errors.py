@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from orchestrator.request_log import RequestLog
 from pilotfish import errors
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 """What clients are told to wait where too much is waiting already, or the target is away."""
+
+LOG = "log"
+"""The ``RequestLog`` of a call in the state of its scope."""
 
 _INVALID = "invalid_request_error"
 
@@ -48,8 +53,40 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         """The error as an answer."""
-        content = json.dumps(self.body)  # in ASCII: what is quoted may be no text in Unicode
-        return Response(content, self.status, self.headers, "application/json")
+        return _ErrorResponse(self)
+
+    def note(self, scope: Scope) -> None:
+        """Puts it into the call's line of the log."""
+        log: RequestLog | None = scope.get("state", {}).get(LOG)
+        if log is not None:
+            error = self.body["error"]
+            may_quote = self.status == 400  # what the client wrote, its prompt among it
+            message = None if may_quote else error["message"]
+            log.failed(
+                self.status, _severity(self.status), str(error["code"] or error["type"]), error["param"], message
+            )
+
+
+class _ErrorResponse(Response):
+    """An error on its way to the client, and into the log."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: ApiError) -> None:
+        # In ASCII: what is quoted may be no text in Unicode.
+        super().__init__(json.dumps(error.body), error.status, error.headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._error.note(scope)
+        await super().__call__(scope, receive, send)
+
+
+def _severity(status: int) -> int:
+    """How bad it is for whoever runs the server: a bug, a server that is too small or away, or a client's fault."""
+    if status in (408, 429, 503):
+        return logging.WARNING
+    return logging.ERROR if status >= 500 else logging.INFO
 
 
 @dataclass(frozen=True)

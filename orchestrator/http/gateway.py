@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from orchestrator.http.limits import Budget
 from orchestrator.http.settings import HttpSettings
 from pilotfish.addresses import bind
 from pilotfish.steps import require
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 5
 """How long answers that are under way are given at the end."""
@@ -56,7 +59,8 @@ class Gateway:
             http="h11",
             ws="none",
             lifespan="off",
-            log_config=None,
+            log_config=None,  # its lines go where ours go, in the same form
+            log_level=None if log.isEnabledFor(logging.DEBUG) else logging.WARNING,  # else what we say already
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,

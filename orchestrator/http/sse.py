@@ -34,7 +34,6 @@ class EventStream(Response):
     Args:
         chunks: events, encoded.
         resources: what the stream holds; closed when it is over, whether it was read or not.
-        headers: beside the usual ones.
         names: as ``api_error`` takes them.
         failure: event that tells of an error.
     """
@@ -45,12 +44,11 @@ class EventStream(Response):
         self,
         chunks: AsyncGenerator[bytes, None],
         resources: AsyncExitStack,
-        headers: dict[str, str],
         names: dict[str, str],
         failure: Callable[[ApiError], bytes],
     ) -> None:
         # A proxy that collects the answer would hold back every token.
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks, self._resources, self._names, self._failure = chunks, resources, names, failure
 
@@ -58,10 +56,10 @@ class EventStream(Response):
         """Streams until the end, an error or the client's leaving."""
         with suppress(ClientDisconnect):
             async with self._resources, aclosing(self._chunks):
-                answer = await unless_gone(receive, lambda: self._stream(send))
+                answer = await unless_gone(receive, lambda: self._stream(scope, send))
                 await answer(scope, receive, send)
 
-    async def _stream(self, send: Send) -> ASGIApp:
+    async def _stream(self, scope: Scope, send: Send) -> ASGIApp:
         """Sends the events; returns what is left to answer."""
         has_begun = False
         try:
@@ -74,6 +72,7 @@ class EventStream(Response):
             answer = api_error(error, self._names)
             if not has_begun:
                 return answer.response()
+            answer.note(scope)
             await send({"type": "http.response.body", "body": self._failure(answer), "more_body": True})
         return _end
 

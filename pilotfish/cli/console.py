@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 from rich.console import Console
 from rich.text import Text
+
+from pilotfish.logs import as_json
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -20,7 +24,46 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """Tells of something that went wrong."""
+    if (lines := json_lines()) is not None:
+        lines.say("error", text)
+        return
     stderr.print(Text(text, style="red"), soft_wrap=True)
+
+
+class JsonLines(io.TextIOBase):
+    """A file that makes each line written to it a JSON object on stderr.
+
+    Args:
+        service: whose lines they are.
+    """
+
+    def __init__(self, service: str) -> None:
+        self._service, self._begun = service, ""
+
+    def write(self, text: str) -> int:
+        """Tells every line that is whole."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in filter(str.strip, lines):
+            self.say("info", line)
+        return len(text)
+
+    def say(self, level: str, message: str, service: str | None = None) -> None:
+        """Makes a line of a message, which may have several."""
+        self.pass_on(as_json(level, message, service=service or self._service))
+
+    def pass_on(self, line: str) -> None:
+        """Writes a line that is JSON already."""
+        print(line, file=sys.stderr, flush=True)
+
+
+def speak_json(service: str) -> None:
+    """From now on all that goes to stderr is JSON, an object a line: no colours, and nothing that moves."""
+    stderr.file = cast("IO[str]", JsonLines(service))
+
+
+def json_lines() -> JsonLines | None:
+    """Where stderr's lines become JSON; None if they do not."""
+    return stderr.file if isinstance(stderr.file, JsonLines) else None
 
 
 class Report(Protocol):

@@ -40,7 +40,8 @@ class Plan:
     dtype: str | None
     pages: int | None
     listen: str
-    log_level: str = "warning"
+    log_level: str = "info"
+    log_format: str = "text"
     simulate: str | None = None
     """Profile to simulate the workers by; None runs the models."""
     trace: Path | None = None
@@ -105,7 +106,8 @@ class Plan:
         return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
 
     def _logging(self) -> list[str]:
-        return ["--log-level", self.log_level, "--no-log-times"]
+        how = ["--no-log-times"] if self.log_format == "text" else ["--log-format", self.log_format]
+        return ["--log-level", self.log_level, *how]
 
 
 def threads_per_worker(cores: int, workers: int) -> list[int]:

@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.text import Text
 
 from pilotfish.cli import children, options
-from pilotfish.cli.console import complain, note, stderr, waiting
+from pilotfish.cli.console import complain, note, speak_json, stderr, waiting
 from pilotfish.cli.listen import require_free
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.pull import fetch
+from pilotfish.cli.relay import pass_on
 from pilotfish.cores import usable_cores
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 MAX_DRAFT_LENGTH = 64  # the orchestrator's; known here so that nothing is loaded for one that it refuses
 MAX_TREE_NODES = 256  # alike
 _GRACE_S = 10.0
-_COLOURS = {"target": "blue", "draft": "magenta", "orchestrator": "green"}
 
 
 def _checked_length(text: str) -> str:
@@ -117,7 +117,13 @@ def up(
         Path | None,
         typer.Option(metavar="FILE", help="Write what each process does when; open it at ui.perfetto.dev."),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Of what the services say.")] = "warning",
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(help="Least severity of what the services say; info has a line for each request."),
+    ] = "info",
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines for people, or json: all of stderr an object a line.")
+    ] = "text",
 ) -> None:
     """Start target, draft and orchestrator on this machine.
 
@@ -133,6 +139,8 @@ def up(
     [dim]$ pilotfish up --http 127.0.0.1:8000[/]
     [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
     """
+    if log_format == "json":
+        speak_json("up")
     if draft == "none" and draft_layers is not None:
         raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
     if simulate is not None:
@@ -154,6 +162,7 @@ def up(
         pages=pages,
         listen=listen,
         log_level=log_level,
+        log_format=log_format,
         simulate=simulate,
         trace=trace,
         http=http,
@@ -211,11 +220,6 @@ def _named_draft(target: Model, draft: str, layers: int | None) -> Model:
 
 def _has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
-
-
-def _log(name: str, line: str) -> None:
-    colour = _COLOURS[name.partition("-")[0]]
-    stderr.print(Text.assemble((f"{name:>12} │ ", colour), line), soft_wrap=True)
 
 
 async def _serve(plan: Plan) -> int:
@@ -327,4 +331,4 @@ def _threads(workers: int) -> list[int]:
 
 async def _start(name: str, argv: list[str], threads: int, also: Mapping[str, str] | None = None) -> children.Child:
     env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-    return await children.start(name, argv, env | dict(also or {}), _log)
+    return await children.start(name, argv, env | dict(also or {}), pass_on)

@@ -48,6 +48,11 @@ Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+def code_of(error: Exception) -> grpc.StatusCode:
+    """The status that a call ends with when this is raised in it."""
+    return next((code for kind, code in _CODES.items() if type(error) is kind), grpc.StatusCode.INTERNAL)
+
+
 async def abort(context: Context, error: Exception, what: str) -> None:
     """Ends the call with the status of ``error``; a bug is logged with its traceback."""
     if not isinstance(error, errors.PilotfishError):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from pilotfish.cli import console, relay
 from pilotfish.cli.children import Child, ChildDiedError, start, stop
 
 READY_AT_ONCE = "print('ready x 127.0.0.1:7', flush=True); "
@@ -160,3 +164,39 @@ def test_children_stop_one_after_the_other() -> None:
         return order
 
     assert asyncio.run(main()) == ["c", "a", "b"]
+
+
+# What `up` passes on
+
+
+def test_json_of_a_child_is_passed_on_with_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "stderr", Console(stderr=True))
+    monkeypatch.setattr(relay, "stderr", console.stderr)
+    console.speak_json("up")
+    relay.pass_on("draft-1", '{"level": "warning", "service": "draft", "message": "wet", "count": 3}')
+    relay.pass_on("draft-1", "W0000 of a library")
+    relay.pass_on("draft-1", "")
+    relay.pass_on("draft-1", "[1]")
+    console.complain("two\nlines")
+    console.stderr.print("by the way")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert lines[0] == {"level": "warning", "service": "draft-1", "message": "wet", "count": 3}
+    assert [(line["service"], line["level"], line["message"]) for line in lines[1:]] == [
+        ("draft-1", "info", "W0000 of a library"),
+        ("draft-1", "info", "[1]"),
+        ("up", "error", "two\nlines"),
+        ("up", "info", "by the way"),
+    ]
+
+
+def test_lines_of_children_are_coloured_by_name_and_severity(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(relay, "stderr", Console(file=written, force_terminal=True, color_system="standard"))
+    relay.pass_on("draft-1", "ERROR: [bold]out of luck[/]")
+    relay.pass_on("target", "fine: all of it")
+    assert written.getvalue() == (
+        "\x1b[35m     draft-1 │ \x1b[0m\x1b[31mERROR: [bold]out of luck[/]\x1b[0m\n"
+        "\x1b[34m      target │ \x1b[0mfine: all of it\n"
+    )

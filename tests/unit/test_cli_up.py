@@ -158,7 +158,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
         assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
         (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
     model = str(deployment.model)
-    worker = ["--listen", "127.0.0.1:0", "--threads", "3", "--log-level", "warning", "--no-log-times"]
+    worker = ["--listen", "127.0.0.1:0", "--threads", "3", "--log-level", "info", "--no-log-times"]
     assert target["argv"] == ["--model", model, "--name", model, *worker, "--dtype", "float32", "--pages", "40"]
     assert draft["argv"] == [
         *["--model", model, "--name", f"{model}:first-2-layers", *worker],
@@ -167,7 +167,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
     assert orchestrator["argv"] == [
         *["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1", "--draft", f"127.0.0.1:{draft['pid']}"],
         *["--model", model, "--name", model, "--draft-length", "6", "--draft-tree", "16"],
-        *["--generation-config", "none", "--trace", "t", "--log-level", "warning", "--no-log-times"],
+        *["--generation-config", "none", "--trace", "t", "--log-level", "info", "--no-log-times"],
     ]
     assert (target["threads"], target["wait"]) == ("3", "PASSIVE")
 
@@ -198,7 +198,7 @@ def test_simulated_workers_get_the_profile_and_nothing_that_only_models_have(dep
         assert ready_line(process) == f"ready 127.0.0.1:9 target={name} draft={name} draft_length=auto\n"
         workers = [*deployment.notes("target_svc"), *deployment.notes("draft_svc")]
     expected = ["--model", str(deployment.model), "--name", name, "--listen", "127.0.0.1:0"]
-    expected += ["--simulate", "llama-8b-h100", "--log-level", "warning", "--no-log-times", "--pages", "40"]
+    expected += ["--simulate", "llama-8b-h100", "--log-level", "info", "--no-log-times", "--pages", "40"]
     assert [worker["argv"] for worker in workers] == [expected] * 3
 
 
@@ -214,6 +214,25 @@ def test_an_unknown_profile_is_refused_before_anything_starts(deployment: Deploy
     assert result.exit_code == 1
     assert "shipped profiles are llama-70b-8xh100" in result.stderr
     assert deployment.pids() == []
+
+
+def test_with_json_all_of_stderr_is_objects(deployment: Deployment) -> None:
+    with deployment.up("--replicas", "2", "--log-format", "json", "--log-level", "debug") as process:
+        assert ready_line(process).startswith("ready ")
+        (draft, _), [orchestrator] = deployment.notes("draft_svc"), deployment.notes("orchestrator")
+        assert "--log-level debug --log-format json" in " ".join(orchestrator["argv"])
+        (deployment.folder / f"die-{draft['pid']}").touch()
+        assert eventually(lambda: not runs(draft["pid"]))
+        (deployment.folder / f"die-{orchestrator['pid']}").touch()
+        code, stderr = end(process)
+    assert code == 1
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    assert all({"time", "level", "service", "message"} <= line.keys() for line in lines)
+    said = {(line["service"], line["level"], line["message"]) for line in lines}
+    assert {(name, "info", "warming up") for name in ("target", "draft-0", "draft-1", "orchestrator")} <= said
+    fault = "error: orchestrator exited with 5; its last lines:\n  warming up\n  out of luck"
+    assert ("up", "error", fault) in said
+    assert any(level == "error" and message.endswith("going on without it") for _, level, message in said)
 
 
 def test_without_a_draft(deployment: Deployment) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BeforeValidator, Field, ValidationError
@@ -95,10 +97,11 @@ SEE = "See `aquarium --help`."
 
 
 def test_flags_set_every_field() -> None:
-    flags = "--pages 9 --ratio=0.25 --name n --title t --draft a:1 --draft b:2 --salty --log-level debug --no-log-times"
+    flags = "--pages 9 --ratio=0.25 --name n --title t --draft a:1 --draft b:2 --salty"
+    flags += " --log-level debug --log-format json --no-log-times"
     assert read(*flags.split()).model_dump() == {
         "model": Path("m"), "pages": 9, "ratio": 0.25, "name": "n", "title": "t", "draft": ["a:1", "b:2"],
-        "salty": True, "log_level": "debug", "log_times": False,
+        "salty": True, "log_level": "debug", "log_format": "json", "log_times": False,
     }  # fmt: skip
 
 
@@ -298,6 +301,7 @@ def test_help_shows_docstrings_and_where_settings_come_from(
     [
         ([], r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING tank: wet\n"),
         (["--no-log-times"], r"WARNING: wet\n"),
+        (["--log-format", "json", "--no-log-times"], r'\{"time": "[-:.T\d]+\+00:00", "level": "warning", .*\}\n'),
         (["--log-level", "error"], ""),
     ],
 )
@@ -307,3 +311,39 @@ def test_how_lines_are_logged(flags: list[str], pattern: str) -> None:
     argv = [sys.executable, "-c", code, *flags]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert re.fullmatch(pattern, done.stderr)
+
+
+def logged_as_json(code: str, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of Python with logging as JSON, and the lines of its stderr, all of which are JSON."""
+    begin = "import logging, sys; from pilotfish.settings import Settings, fail_with, load; "
+    begin += "from pilotfish.logs import fields; load(Settings, sys.argv[1:], 'pilotfish tank')\n"
+    argv = [sys.executable, "-c", begin + code, "--log-format", "json", *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_json_lines_have_what_a_line_says_under_names() -> None:
+    code = "logging.getLogger('a.b').info('%s fish\\n', 3, extra=fields(count=3, at=object, name='\\ud800'))"
+    status, (line,) = logged_as_json(code)
+    assert status == 0
+    assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
+    expected = {"level": "info", "service": "tank", "logger": "a.b", "message": "3 fish\n", "count": 3}
+    assert line == expected | {"at": "<class 'object'>", "name": "\ud800"}
+    assert logged_as_json("logging.getLogger('a').info('x')", "--log-level", "warning") == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "level", "message"),
+    [
+        ("raise ValueError('leak')", 1, "critical", "ValueError ended it"),
+        ("import warnings; warnings.warn('a leak')", 0, "warning", "UserWarning: a leak"),
+        ("from pilotfish.errors import NotFoundError; fail_with(NotFoundError('no fish'), 'x')", 2, "error", "no fish"),
+        ("try: 1 / 0\nexcept Exception: logging.getLogger('a').exception('dry')", 0, "error", "dry"),
+    ],
+)
+def test_what_goes_wrong_is_json_too(code: str, status: int, level: str, message: str) -> None:
+    found, (line,) = logged_as_json(code)
+    assert (found, line["level"]) == (status, level)
+    assert message in line["message"]
+    if "exception" in line:
+        assert line["exception"].startswith("Traceback")
