@@ -38,10 +38,16 @@ def set_up(level: str, style: Format, *, times: bool = True, service: str = "") 
     handler.setFormatter(JsonFormatter(service) if style == "json" else _text(times))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if style == "json":
-        # What gRPC's core prints itself, past Python, is told by the errors of calls too.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
+
+
+def silence_grpc_core() -> None:
+    """Keeps gRPC's core from printing past Python's logging, unless the environment asks for it; before grpc is loaded.
+
+    What it says of a taken port or a lost peer, we say too, and in words. Child processes inherit this.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def is_json() -> bool:

@@ -2,6 +2,10 @@
 
 import sys
 
-from target_svc.server import main
+from pilotfish.logs import silence_grpc_core
+
+silence_grpc_core()
+
+from target_svc.server import main  # noqa: E402
 
 main(sys.argv[1:])

@@ -16,7 +16,7 @@ OURS = ("pilotfish", "draft_svc", "target_svc", "orchestrator")
 # What each of our packages may import of ours beside itself. The longest name that fits a module counts.
 COMMON = ("pilotfish.errors", "pilotfish.noise", "pilotfish.steps")
 WIRE = ("pilotfish.rpc", "pilotfish.v1")
-WORKER = (*COMMON, *WIRE, "pilotfish.runtime", "pilotfish.simulate")
+WORKER = (*COMMON, *WIRE, "pilotfish.logs", "pilotfish.runtime", "pilotfish.simulate")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.addresses": ("pilotfish.errors",),
     "pilotfish.cores": (),

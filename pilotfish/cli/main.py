@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import typer
@@ -11,14 +10,14 @@ from typer.core import TyperGroup
 from pilotfish.cli import bench, chat, check, demo, generate, health, info, pull, services, train, up
 from pilotfish.cli.console import complain
 from pilotfish.errors import PilotfishError
+from pilotfish.logs import silence_grpc_core
 
 
 class _Commands(TyperGroup):
     """Reports every error of ours as one line on stderr and exits with 1; bad usage exits with 2."""
 
     def invoke(self, ctx: Any) -> Any:
-        # What gRPC's core says of a taken port or a lost peer, we say too, and in words; children inherit this.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        silence_grpc_core()
         try:
             return super().invoke(ctx)
         except PilotfishError as error:

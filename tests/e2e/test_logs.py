@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import secrets
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -308,8 +313,6 @@ def test_the_server_tells_by_itself(deployment: Deployment, lines: Lines, monkey
     counted = totals.Totals(lambda: Load(1, 0, 0.0, True, 0))
 
     async def a_while() -> None:
-        import asyncio
-
         with suppress(TimeoutError):
             await asyncio.wait_for(counted.tell(), 0.2)
 
@@ -317,3 +320,17 @@ def test_the_server_tells_by_itself(deployment: Deployment, lines: Lines, monkey
     assert [line["running"] for line in lines.all()][:2] == [1, 1]
     assert deployment.orchestrator._telling is not None
     assert not deployment.orchestrator._telling.done()
+
+
+@pytest.mark.parametrize("service", ["target_svc", "draft_svc", "orchestrator"])
+def test_a_start_that_fails_is_json_to_the_last_line(tiny_folder: Path, service: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = ["--model", str(tiny_folder), "--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--log-format", "json"]
+        argv += [] if service == "orchestrator" else ["--simulate", "llama-8b-h100"]
+        env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+        command = [sys.executable, "-m", service, *argv]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    *_, last = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (last["level"], last["service"]) == ("error", service.removesuffix("_svc"))
+    assert "cannot be bound" in last["message"]
