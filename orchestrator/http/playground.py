@@ -15,7 +15,7 @@ def playground() -> Response:
 
     Script and style are allowed by their hashes, so that no other script runs, whatever a model writes.
     """
-    page = files("orchestrator.http").joinpath("playground.html").read_text(encoding="utf-8")
+    page = _read("playground.html").replace("/* markdown.js */", _read("markdown.js"))
     policy = {
         "default-src": "'none'",
         "script-src": _hash_of("script", page),
@@ -33,6 +33,10 @@ def playground() -> Response:
         "Cache-Control": "no-cache",
     }
     return Response(page, headers=headers, media_type="text/html")
+
+
+def _read(name: str) -> str:
+    return files("orchestrator.http").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash_of(tag: str, page: str) -> str:

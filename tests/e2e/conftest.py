@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from browser import Page, browsing, find_chromium
 from tiny_models import make_tiny_llama
 
 from pilotfish.runtime.loading import LoadedModel, load_model
@@ -48,3 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def target(folder: Path) -> LoadedModel:
     return load_model(folder, dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A page on a desk's screen; tests that have none are skipped."""
+    if (executable := find_chromium()) is None:
+        pytest.skip("no Chromium: none on the path, and PILOTFISH_CHROMIUM names none")
+    with browsing(executable, tmp_path_factory.mktemp("chromium")) as page:
+        page.size(1360, 850)
+        yield page

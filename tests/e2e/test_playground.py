@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from browser import Page, browsing, find_chromium
+from browser import Page
 from deployment import Deployment, wait_until_idle
 from oracle_head import OracleHead
 
@@ -30,15 +30,6 @@ def deployment(tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedMo
         yield deployment
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if (executable := find_chromium()) is None:
-        pytest.skip("no Chromium: none on the path, and PILOTFISH_CHROMIUM names none")
-    with browsing(executable, tmp_path_factory.mktemp("chromium")) as page:
-        page.size(1360, 850)
-        yield page
-
-
 @pytest.fixture
 def page(browser: Page, deployment: Deployment) -> Page:
     return opened(browser, deployment)
@@ -49,12 +40,14 @@ def url(deployment: Deployment) -> str:
     return f"http://{deployment.orchestrator.gateway.address}/"
 
 
-def opened(page: Page, deployment: Deployment) -> Page:
-    """The page, afresh, once it knows the model."""
+def opened(page: Page, deployment: Deployment, *, markdown: bool = False) -> Page:
+    """The page, afresh, once it knows the model; text as it is, or as Markdown."""
     page.open(url(deployment))
     page.errors.clear()
     page.requests.clear()
     page.wait("$('served').textContent.includes('tiny')")
+    if not markdown:
+        page.look("$('markdown').click()")
     return page
 
 
@@ -131,7 +124,7 @@ def test_tokens_stream_in_by_origin(page: Page, deployment: Deployment) -> None:
     page.hover(".lane .token.accepted")
     tip = page.wait("!$('tip').hidden && $('tip').textContent")
     assert re.search(r"· id \d+accepted: drafted, and kept", tip)
-    page.look("document.querySelector('.lane .text').focus()")
+    page.look("document.querySelector('.lane .answer').focus()")
     for _ in range(3):
         page.press("ArrowRight")
     page.press("ArrowLeft")
@@ -182,17 +175,17 @@ def test_settings_are_what_is_asked_for(page: Page) -> None:
     fill(page, "draft_length", "2")
     page.look("$('draft_model').value = 'tiny-draft'")
     fill(page, "seed", "7")
-    page.look("$('temperature').value = 0.5")
+    page.look("$('temperature').value = 0.5, $('top_p').value = 0.9")
     ask(page, max_tokens=4)
     page.wait(IS_DONE)
     drafted = {"draft_length": 2, "draft_model": "tiny-draft"}
-    assert bodies(page)[1] == plain | drafted | {"seed": 7, "temperature": 0.5}
+    assert bodies(page)[1] == plain | drafted | {"seed": 7, "temperature": 0.5, "top_p": 0.9}
     page.click("#clear")
     page.click("#logprobs")
     page.click("#speculation")
     ask(page, max_tokens=4)
     page.wait(IS_DONE)
-    alone = {"draft_length": 0, "seed": 7, "temperature": 0.5, "logprobs": True, "top_logprobs": 3}
+    alone = {"draft_length": 0, "seed": 7, "temperature": 0.5, "top_p": 0.9, "logprobs": True, "top_logprobs": 3}
     assert bodies(page)[2] == plain | alone
     page.hover(".lane .token")
     tip = page.wait("!$('tip').hidden && $('tip').textContent")
@@ -211,7 +204,7 @@ def test_it_compares_with_speculation_off(page: Page, deployment: Deployment) ->
         r"Same text\. With speculation [\d.]+ tokens/s, without [\d.]+: [\d.]+ times as fast\.", verdict
     )
     assert [body.get("draft_length") for body in bodies(page)] == [None, 0]
-    texts = page.look("[...document.querySelectorAll('.lane .text')].map((text) => text.textContent)")
+    texts = page.look("[...document.querySelectorAll('.lane .answer')].map((text) => text.textContent)")
     assert texts == [expected(deployment)] * 2
     assert page.look("panel.run.speculates")
     assert page.errors == []
@@ -231,7 +224,7 @@ def test_the_proposal_is_drawn_as_a_tree(browser: Page, tiny_folder: Path, tiny_
         ):
             browser.look(f"panel.show(panel.run, {index}), panel.paint()")
             assert browser.look("$('place').textContent").startswith(f"round {index} of ")
-            assert browser.look("document.querySelectorAll('.round.shown').length") == 1
+            assert browser.look("document.querySelectorAll('.token.shown').length") == tokens
             nodes = browser.look("panel.run.rounds[panel.index].proposal?.nodes.length ?? 0")
             if not drafted:
                 assert browser.look("$('drawing').querySelector('p') !== null && !$('drawing').querySelector('svg')")
@@ -277,16 +270,48 @@ def test_a_server_that_is_gone_is_an_error(browser: Page, tiny_folder: Path, tin
     assert browser.wait("document.querySelector('.turn.error')?.textContent") == "the server cannot be reached"
 
 
-def test_it_asks_with_a_key(browser: Page, tiny_folder: Path, tiny_target: LoadedModel) -> None:
+def test_it_asks_for_a_key_and_with_it(browser: Page, tiny_folder: Path, tiny_target: LoadedModel) -> None:
+    is_pointed_to = "$('settings').open && document.activeElement === $('key') && $('key').matches('[aria-invalid]')"
     with Deployment(tiny_folder, tiny_target, http="127.0.0.1:0", api_key=["sesame"]) as deployment:
         browser.open(url(deployment))
         browser.wait("$('served').textContent.includes('this server wants an API key')")
+        browser.wait(is_pointed_to)
+        fill(browser, "message", QUESTION)
+        browser.look("$('settings').open = false")
+        browser.press("Enter")  # without one
+        assert "this server wants an API key" in browser.wait("document.querySelector('.turn.error')?.textContent")
+        browser.wait(f"!running && {is_pointed_to}")
+        browser.look("$('message').focus(), $('settings').open = false")
+        browser.click(".turn.error button")
+        assert browser.look(is_pointed_to)
         fill(browser, "key", "sesame")
         browser.press("Enter")
         browser.wait("$('served').textContent.includes('tiny')")
+        assert not browser.look("$('key').matches('[aria-invalid]')")
         ask(browser, max_tokens=4)
         browser.wait(IS_DONE)
         assert "sesame" not in browser.look("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+
+
+def test_on_a_phone_the_panel_folds(browser: Page, deployment: Deployment) -> None:
+    browser.size(390, 800)
+    try:
+        opened(browser, deployment)
+        browser.look("$('settings').open = true")
+        ask(browser)
+        browser.wait(IS_DONE)
+        browser.wait("$('acceptance').textContent.includes('%')")
+        folded = browser.look("$('more').open ? 0 : document.querySelector('.live').offsetHeight")
+        assert 0 < folded < 60
+        assert browser.look("$('speed').offsetHeight > 0 && !$('legend').checkVisibility()")
+        browser.click("#more > summary")
+        browser.wait("$('more').open && $('legend').checkVisibility() && $('drawing').checkVisibility()")
+        assert browser.look("document.querySelector('.live').offsetHeight < 0.65 * innerHeight")
+        browser.click("#more > summary")
+        browser.wait(f"document.querySelector('.live').offsetHeight === {folded}")
+    finally:
+        browser.size(1360, 850)
+    assert browser.errors == []
 
 
 class _Metered(TargetEngine):
@@ -317,7 +342,7 @@ def test_stop_ends_the_request(browser: Page, tiny_folder: Path, tiny_target: Lo
             else:
                 browser.click(way)
             browser.wait("!running && $('status').textContent === 'Stopped.' && !$('send').hidden")
-            assert browser.look("document.querySelector('.lane footer').textContent").endswith("stopped")
+            assert browser.look("document.querySelector('.lane footer span').textContent").endswith("stopped")
         finally:
             _Metered.allowed.release(2)  # the step under way, and at most one more
         wait_until_idle(deployment)
@@ -335,7 +360,7 @@ def test_nothing_overflows(browser: Page, deployment: Deployment, width: int, is
         ask(browser, "a" * 300)
         browser.wait("!running && document.querySelectorAll('.verdict').length")
         assert browser.look("document.scrollingElement.scrollWidth") <= width
-        inside = "[...document.querySelectorAll('.card, .turn, .lane, .field, .numbers dd')]"
+        inside = "[...document.querySelectorAll('.card, .turn, .lane, .field, .numbers span')]"
         assert browser.look(f"{inside}.filter((each) => each.scrollWidth > each.clientWidth + 1).length") == 0
     finally:
         browser.size(1360, 850)
