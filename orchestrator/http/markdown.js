@@ -242,13 +242,9 @@ const markdown = (() => {
     constructor(source, lines) {
       this.at = [];
       this.text = lines
-        .map(({ start, end }, index) => {
-          const line = source.slice(start, end);
-          const text = index ? line.trimStart() : line;
-          const first = start + line.length - text.length;
-          for (let offset = 0; offset < text.length; offset += 1) this.at.push(first + offset);
-          this.at.push(end);
-          return text;
+        .map(({ start, end }) => {
+          for (let at = start; at <= end; at += 1) this.at.push(at);
+          return source.slice(start, end);
         })
         .join("\n");
       this.fruitless = new Set(); // delimiters that nothing closes any more
