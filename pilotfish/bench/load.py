@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Sized
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import numpy as np
 
 from pilotfish.bench.prompts import Prompt
 from pilotfish.bench.records import Load, Pass, Record
-from pilotfish.client.aio import AsyncClient, AsyncStream
 from pilotfish.client.params import SamplingParams
+from pilotfish.client.results import Completion
+from pilotfish.client.surface import ChatMessages
 from pilotfish.errors import PilotfishError
 
 
@@ -19,6 +22,36 @@ def poisson(rate: float, count: int, rng: np.random.Generator) -> list[float]:
     """The first ``count`` moments of a Poisson process, in seconds, counted from the first."""
     gaps = rng.exponential(1 / rate, count)
     return list(np.cumsum(gaps) - gaps[0])
+
+
+class Arrived(Protocol):
+    """A part of an answer."""
+
+    @property
+    def tokens(self) -> Sized:
+        """That it brought; final once the answer is over."""
+
+
+class Stream(Protocol):
+    """An answer as it comes; raises ``PilotfishError`` if it fails."""
+
+    def __aiter__(self) -> AsyncIterator[Arrived]: ...
+
+    @property
+    def result(self) -> Completion:
+        """The whole of it, at its end."""
+
+
+class Client(Protocol):
+    """What the load generator needs of a client; ``AsyncClient`` is one, ``OpenAIClient`` another."""
+
+    def chat_stream(
+        self, messages: ChatMessages, params: SamplingParams, *, timeout: float | None
+    ) -> AbstractAsyncContextManager[Stream]: ...
+
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams, *, timeout: float | None
+    ) -> AbstractAsyncContextManager[Stream]: ...
 
 
 class LoadGenerator:
@@ -30,7 +63,7 @@ class LoadGenerator:
         on_done: called when a request has ended.
     """
 
-    def __init__(self, client: AsyncClient, timeout_s: float | None, on_done: Callable[[], None]) -> None:
+    def __init__(self, client: Client, timeout_s: float | None, on_done: Callable[[], None]) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._on_done = on_done
@@ -69,19 +102,20 @@ class LoadGenerator:
         if due is not None:
             await asyncio.sleep(began + due - time.perf_counter())
         sent = due if due is not None else time.perf_counter() - began
-        arrivals: list[tuple[float, int]] = []
+        arrived: list[tuple[float, Arrived]] = []
         completion, failure = None, None
         try:
             async with self._open(prompt, params) as stream:
                 async for piece in stream:
-                    arrivals.append((time.perf_counter() - began, len(piece.tokens)))
+                    arrived.append((time.perf_counter() - began, piece))
                 completion = stream.result
         except PilotfishError as error:
             failure = str(error)
+        ended = time.perf_counter() - began
         self._on_done()
-        return Record(sent, tuple(arrivals), time.perf_counter() - began, completion, failure)
+        return Record(sent, tuple((at, len(piece.tokens)) for at, piece in arrived), ended, completion, failure)
 
-    def _open(self, prompt: Prompt, params: SamplingParams) -> AsyncStream:
+    def _open(self, prompt: Prompt, params: SamplingParams) -> AbstractAsyncContextManager[Stream]:
         if isinstance(prompt.content, str):
             messages = [{"role": "user", "content": prompt.content}]
             return self._client.chat_stream(messages, params, timeout=self._timeout_s)

@@ -29,15 +29,23 @@ class Origin:
     """Of the begin, ISO 8601 with the offset to UTC."""
     machine: str
     """That the requests came from."""
+    api: str = "gRPC"
+    """That they were sent by; OpenAI, if it may be any server, of which only the model's name is known."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         """(name, value) of the server and of who asked it."""
         served = f"started by `{self.started_by}`" if self.started_by else f"at {self.address}"
-        return [("server", f"Pilotfish {self.server.version}, {served}"), ("asked from", self.machine)]
+        kind = "OpenAI's API" if self.is_foreign else f"Pilotfish {self.server.version},"
+        return [("server", f"{kind} {served}"), ("asked from", self.machine)]
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it may be any server."""
+        return self.api == "OpenAI"
 
 
-def of_this_process(server: ServerInfo, address: str, up: str | None, began: datetime) -> Origin:
+def of_this_process(server: ServerInfo, address: str, up: str | None, began: datetime, api: str = "gRPC") -> Origin:
     """The origin of a report that this command makes.
 
     Args:
@@ -45,6 +53,7 @@ def of_this_process(server: ServerInfo, address: str, up: str | None, began: dat
         address: of the server.
         up: flags of the ``pilotfish up`` that started it; None if it ran already.
         began: when, with its time zone.
+        api: as in ``Origin``.
     """
     return Origin(
         server=server,
@@ -53,6 +62,7 @@ def of_this_process(server: ServerInfo, address: str, up: str | None, began: dat
         command=shlex.join(["pilotfish", *sys.argv[1:]]),
         date=began.isoformat(timespec="seconds"),
         machine=this_machine(),
+        api=api,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from pilotfish.bench.plots import plots
 from pilotfish.bench.render import render
 from pilotfish.bench.report import Report
 from pilotfish.bench.summary import Result
-from pilotfish.bench.tables import remarks, tables
+from pilotfish.bench.tables import remarks, tables, where
 
 
 def page(report: Report) -> str:
@@ -17,7 +17,7 @@ def page(report: Report) -> str:
         "pilotfish.bench",
         report=report,
         facts=_facts(report),
-        headlines=_headlines(report.results),
+        headlines=_headlines(report),
         tables=tables(report),
         remarks=remarks(report),
         plots=plots(report),
@@ -27,12 +27,10 @@ def page(report: Report) -> str:
 def _facts(report: Report) -> list[tuple[str, str]]:
     """(name, value) of what the numbers belong to."""
     info = report.origin.server
+    draft = f"{report.draft}, {info.draft_replica_count} replicas" if info.draft_replica_count > 1 else report.draft
+    models = [("model", info.model)] if report.origin.is_foreign else [("target", info.model), ("draft", draft)]
     return [
-        ("target", info.model),
-        (
-            "draft",
-            f"{report.draft}, {info.draft_replica_count} replicas" if info.draft_replica_count > 1 else report.draft,
-        ),
+        *models,
         *report.origin.facts,
         ("prompts", report.prompts),
         (
@@ -43,21 +41,31 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _headlines(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """(value, what it is): the most that was reached."""
+def _headlines(report: Report) -> list[tuple[str, str, bool]]:
+    """(value, what it is, whether it is a loss): the most that was reached, and beside the best speed-up the worst."""
     found = []
-    if sped := [(value, result) for result in results if result.drafted and (value := result.speed_up)]:
-        value, result = max(sped, key=lambda pair: pair[0])
-        found.append((f"{value:.2f}×", f"best speed-up over speculation off ({_where(result)})"))
-    if rates := [(value, result) for result in results if (value := result.tokens_per_s)]:
-        value, result = max(rates, key=lambda pair: pair[0])
-        found.append((f"{value:.0f}", f"tokens per second at most ({_where(result)})"))
-    if drafting := [(value, result) for result in results if result.drafted and (value := result.tokens_per_round)]:
-        value, result = max(drafting, key=lambda pair: pair[0])
-        found.append((f"{value:.2f}", f"tokens per round at most ({_where(result)})"))
-        found.append((f"{result.acceptance_rate:.0%}", "of its draft tokens kept, of those with all parents kept"))
+
+    def tell(value: str, what: str, result: Result, *, is_loss: bool = False) -> None:
+        found.append((value, f"{what} ({where(report, result)})", is_loss))
+
+    if sped := _ranked(report, lambda each: each.speed_up if each.setting.draft_length != 0 else None):
+        (best, at_best), (worst, at_worst) = sped[0], sped[-1]
+        tell(f"{best:.2f}×", "best speed-up over speculation off", at_best, is_loss=best < 1)
+        if len(sped) > 1:
+            what = "where speculation loses most" if worst < 1 else "where speculation gains least"
+            tell(f"{worst:.2f}×", what, at_worst, is_loss=worst < 1)
+    if rates := _ranked(report, lambda each: each.tokens_per_s):
+        tell(f"{rates[0][0]:.0f}", "tokens per second at most", rates[0][1])
+    if drafting := _ranked(report, lambda each: each.tokens_per_round if each.drafted else None):
+        value, result = drafting[0]
+        tell(f"{value:.2f}", "tokens per round at most", result)
+        found.append(
+            (f"{result.acceptance_rate:.0%}", "of its draft tokens kept, of those with all parents kept", False)
+        )
     return found
 
 
-def _where(result: Result) -> str:
-    return f"{result.setting.load.label}, K {result.setting.draft_label}"
+def _ranked(report: Report, value_of: Callable[[Result], float | None]) -> list[tuple[float, Result]]:
+    """The results that have a value, and it, the highest first."""
+    found = [(value, each) for each in report.results if (value := value_of(each)) is not None]
+    return sorted(found, key=lambda pair: -pair[0])

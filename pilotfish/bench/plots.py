@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PARTS = ("target", "draft", "hops", "orchestrator")
-_COLUMNS = 4  # panels beside one another
 
 Value = TypeVar("Value")
 
@@ -33,20 +32,24 @@ def plots(report: Report) -> list[svg.Plot]:
     return svg.plots(report, figures)
 
 
-_SPEED_UP_NOTE = "Over speculation off in the same run. Points are medians; the bars span the repeats."
+_SPEED_UP_NOTE = (
+    "Over speculation off in the same run; below 1, where it is shaded, speculation loses. Points are medians; the bars span the "
+    "repeats."
+)
 _THROUGHPUT_NOTE = "All requests together. Points are medians; the bars span the repeats."
 _ACCEPTANCE_NOTE = "Of the draft tokens at each depth whose parents were all kept, the share that was kept."
 _SPLIT_NOTE = "Medians of each part of a round; the number at the end is the tokens that a round brings."
 _LATENCY_NOTE = "The share of requests, or of tokens, that waited at most so long."
 
 
-def _speed_up(report: Report) -> Figure | None:
+def _speed_up(report: Report, shape: svg.Shape) -> Figure | None:
     if not any(result.speed_up for result in report.results if result.setting.draft_length != 0):
         return None
     lengths, loads = _draft_lengths(report)[1:], _loads(report)
-    figure, panels = _temperature_panels(report, 3.2)
+    figure, panels = _temperature_panels(report, shape, 3.2)
     for axes, temperature in panels:
         axes.axhline(1, color=svg.INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.axhspan(0, 1, color=svg.FAINT, alpha=0.18, linewidth=0)
         for index, (colour, load) in enumerate(zip(_colours(), loads, strict=False)):
             results = _where(report, load=load, temperature=temperature)
             found = [result for result in results if result.setting.draft_length != 0 and result.speed_up]
@@ -57,14 +60,14 @@ def _speed_up(report: Report) -> Figure | None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("most draft tokens a round, K")
     panels[0][0].set_ylabel("speed-up")
-    return _with_legend(figure, panels[0][0])
+    return _with_legend(figure, panels[0][0], shape)
 
 
-def _throughput(report: Report) -> Figure | None:
+def _throughput(report: Report, shape: svg.Shape) -> Figure | None:
     loads, lengths = _loads(report), _draft_lengths(report)
     if len(loads) < 2:
         return None
-    figure, panels = _temperature_panels(report, 3.2)
+    figure, panels = _temperature_panels(report, shape, 3.2)
     for axes, temperature in panels:
         for index, (colour, length) in enumerate(zip(_colours(), lengths, strict=False)):
             found = [result for result in _where(report, length=length, temperature=temperature) if result.tokens_per_s]
@@ -75,13 +78,13 @@ def _throughput(report: Report) -> Figure | None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("requests at once" if loads[0].rate is None else "requests a second")
     panels[0][0].set_ylabel("tokens per second")
-    return _with_legend(figure, panels[0][0])
+    return _with_legend(figure, panels[0][0], shape)
 
 
-def _acceptance(report: Report) -> Figure | None:
+def _acceptance(report: Report, shape: svg.Shape) -> Figure | None:
     if not any(result.judged_per_position for result in report.results):
         return None
-    figure, panels = _temperature_panels(report, 2.8)
+    figure, panels = _temperature_panels(report, shape, 2.8)
     for axes, temperature in panels:
         for colour, length in zip(_colours(), _draft_lengths(report), strict=False):
             shares = _shares(_where(report, length=length, temperature=temperature))
@@ -92,39 +95,46 @@ def _acceptance(report: Report) -> Figure | None:
         axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("position in the draft")
     panels[0][0].set_ylabel("kept")
-    return _with_legend(figure, panels[0][0])
+    return _with_legend(figure, panels[0][0], shape)
 
 
-def _split(report: Report) -> Figure | None:
+def _split(report: Report, shape: svg.Shape) -> Figure | None:
     shown = [(result, split) for result in report.results if (split := result.median_round) is not None]
     if not shown:
         return None
-    figure, [(axes, _)] = _panels([None], 0.9 + 0.34 * len(shown))
+    row_height = 0.5 if shape.is_narrow else 0.34
+    figure, [(axes, _)] = _panels([None], shape, 0.9 + row_height * len(shown))
     left = [0.0] * len(shown)
     for colour, part in zip(_colours(), _PARTS, strict=False):
         values = [getattr(split, part) for _, split in shown]
-        axes.barh(range(len(shown)), values, left=left, height=0.66, color=colour, label=part)
+        axes.barh(
+            range(len(shown)), values, left=left, height=0.36 if shape.is_narrow else 0.66, color=colour, label=part
+        )
         left = [before + value for before, value in zip(left, values, strict=True)]
-    for row, (result, split) in enumerate(shown):
-        text = f"{split.total:.3g} ms, {result.tokens_per_round:.2f} tokens"
-        axes.annotate(text, (split.total, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
     labels = [f"{_cell_label(report, result.setting)}, K {result.setting.draft_label}" for result, _ in shown]
-    axes.set_yticks(range(len(shown)), labels)
-    axes.set_xlim(0, max(left) * 1.22)
+    ends = [f"{split.total:.3g} ms, {result.tokens_per_round:.2f} tokens" for result, split in shown]
+    for row, (label, end) in enumerate(zip(labels, ends, strict=True)):
+        # On a narrow figure both stand above the bar, where there is room for them.
+        at, text = ((0.0, row - 0.36), f"{label}: {end}") if shape.is_narrow else ((left[row], row), end)
+        offset = (0, 0) if shape.is_narrow else (5, 0)
+        axes.annotate(text, at, offset, textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(shown)), [""] * len(shown) if shape.is_narrow else labels)
+    axes.set_xlim(0, max(left) * (1 if shape.is_narrow else 1.22))
     axes.set_xlabel("milliseconds")
     axes.grid(visible=False, axis="y")
     axes.set_ylim(len(shown) - 0.4, -0.6)  # the first row on top
-    return _with_legend(figure, axes)
+    return _with_legend(figure, axes, shape)
 
 
-def _latency(report: Report) -> Figure | None:
+def _latency(report: Report, shape: svg.Shape) -> Figure | None:
     results = [result for result in report.results if result.first_token is not None]
     if not results:
         return None
     cells = list({(each.setting.load, each.setting.temperature): each.setting for each in results}.values())
-    bands = [cells[first : first + _COLUMNS] for first in range(0, len(cells), _COLUMNS)]
+    columns = shape.columns
+    bands = [cells[first : first + columns] for first in range(0, len(cells), columns)]
     panels_of = [(kind, cell) for band in bands for kind in ("first_token", "inter_token") for cell in band]
-    figure, panels = _panels(panels_of, 2.6, min(len(cells), _COLUMNS))
+    figure, panels = _panels(panels_of, shape, 2.6, min(len(cells), columns))
     for axes, (kind, cell) in panels:
         slowest = 0.0
         for colour, length in zip(_colours(), _draft_lengths(report), strict=False):
@@ -138,7 +148,7 @@ def _latency(report: Report) -> Figure | None:
         axes.set_ylim(0, 100)
         axes.yaxis.set_major_formatter("{x:.0f} %")
         axes.locator_params(axis="x", nbins=4)
-    return _with_legend(figure, panels[0][0])
+    return _with_legend(figure, panels[0][0], shape)
 
 
 def _where(
@@ -204,17 +214,19 @@ def _points(axes: Axes, at: list[float], values: list[tuple[float, ...]], colour
         axes.vlines(x, min(each), max(each), color=colour, linewidth=1.5)
 
 
-def _with_legend(figure: Figure, axes: Axes) -> Figure:
+def _with_legend(figure: Figure, axes: Axes, shape: svg.Shape) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside upper left", ncols=6, handlelength=1.2, columnspacing=1.4)
+        figure.legend(
+            handles, labels, loc="outside upper left", ncols=shape.legend, handlelength=1.2, columnspacing=1.4
+        )
     return figure
 
 
-def _temperature_panels(report: Report, height: float) -> tuple[Figure, list[tuple[Axes, float]]]:
+def _temperature_panels(report: Report, shape: svg.Shape, height: float) -> tuple[Figure, list[tuple[Axes, float]]]:
     """A panel for each temperature."""
     temperatures = _temperatures(report)
-    figure, panels = _panels(temperatures, height, is_same_scale=True)
+    figure, panels = _panels(temperatures, shape, height, is_same_scale=True)
     if len(temperatures) > 1:
         for axes, temperature in panels:
             axes.set_title(f"temperature {temperature:g}")
@@ -222,14 +234,14 @@ def _temperature_panels(report: Report, height: float) -> tuple[Figure, list[tup
 
 
 def _panels(
-    values: Sequence[Value], height: float, columns: int | None = None, is_same_scale: bool = False
+    values: Sequence[Value], shape: svg.Shape, height: float, columns: int | None = None, is_same_scale: bool = False
 ) -> tuple[Figure, list[tuple[Axes, Value]]]:
     """A figure with a panel for each value, ``columns`` of them beside one another; ``height`` of a row in inches."""
     from matplotlib.figure import Figure  # not pyplot, which keeps figures and looks for a screen
 
-    columns = columns or len(values)
+    columns = columns or min(len(values), shape.columns)
     rows = -(-len(values) // columns)
-    figure = Figure(figsize=(svg.WIDTH, height * rows))
+    figure = Figure(figsize=(shape.width, height * rows))
     grid = list(figure.subplots(rows, columns, squeeze=False, sharey=is_same_scale).flat)
     for unused in grid[len(values) :]:
         unused.set_visible(False)

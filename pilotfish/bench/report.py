@@ -26,10 +26,18 @@ class Report:
     max_tokens: int
     seed: int
     results: Sequence[Result]
+    notes: Sequence[str] = ()
+    """What else a reader should know."""
 
     @property
     def draft(self) -> str:
         return self.origin.server.draft_model or "no draft"
+
+    @property
+    def title(self) -> str:
+        """What was measured."""
+        model = self.origin.server.model
+        return f"{model} at {self.origin.address}" if self.origin.is_foreign else f"{model} with {self.draft}"
 
     def as_json(self) -> str:
         """The whole of it; latencies in milliseconds, with their percentiles from 0 to 100."""

@@ -32,6 +32,26 @@ SERIES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
 _VARIABLES = {INK: "ink", FAINT: "faint"} | {colour: f"series-{i}" for i, colour in enumerate(SERIES, start=1)}
 
 WIDTH = 8.6  # inches; whoever shows a figure scales it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How wide a figure is, in inches, and how many panels and entries of its legend it has beside one another."""
+
+    name: str
+    width: float
+    columns: int
+    legend: int
+
+    @property
+    def is_narrow(self) -> bool:
+        return self is NARROW
+
+
+WIDE = Shape("wide", WIDTH, 4, 6)
+NARROW = Shape("narrow", 4.4, 1, 3)
+"""For phones, on which a wide one would be half as large, and its type too small to read."""
+
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.size": 10,
@@ -81,10 +101,11 @@ class Plot:
 
     title: str
     note: str
-    svg: str
+    shapes: tuple[str, ...]
+    """As SVG: for desks and for phones; a page shows one of them."""
 
 
-def plots(report: Report, figures: Sequence[tuple[str, str, Callable[[Report], Figure | None]]]) -> list[Plot]:
+def plots(report: Report, figures: Sequence[tuple[str, str, Callable[[Report, Shape], Figure | None]]]) -> list[Plot]:
     """Those that the report has something for.
 
     Args:
@@ -93,10 +114,13 @@ def plots(report: Report, figures: Sequence[tuple[str, str, Callable[[Report], F
     """
     found = []
     for title, note, draw in figures:
-        with style(title):
-            figure = draw(report)
-            if figure is not None:
-                found.append(Plot(title, note, inline(figure, title)))
+        shapes = []
+        for shape in (WIDE, NARROW):
+            with style(f"{title}, {shape.name}"):
+                if (figure := draw(report, shape)) is not None:
+                    shapes.append(inline(figure, title, shape.name))
+        if shapes:
+            found.append(Plot(title, note, tuple(shapes)))
     return found
 
 
@@ -107,8 +131,8 @@ def style(title: str) -> Any:
     return mpl.rc_context(_STYLE | {"svg.hashsalt": title})  # the ids inside an SVG are made from the salt
 
 
-def inline(figure: Figure, title: str) -> str:
-    """The figure as an element of a page that defines the colours as variables."""
+def inline(figure: Figure, title: str, kind: str = "") -> str:
+    """The figure as an element, of that class, of a page that defines the colours as variables."""
     written = io.StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = written.getvalue()
@@ -119,7 +143,8 @@ def inline(figure: Figure, title: str) -> str:
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     for colour, name in _VARIABLES.items():
         svg = svg.replace(colour, f"var(--{name})")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    of_kind = f' class="{kind}"' if kind else ""
+    return svg.replace("<svg", f'<svg{of_kind} role="img" aria-label="{title}"', 1)
 
 
 def standalone(figure: Figure, title: str) -> str:

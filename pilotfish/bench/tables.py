@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pilotfish.bench.report import Report
 from pilotfish.bench.summary import Result, Spread
 
+_PLACES = 4  # settings that a remark names
+
 Column = tuple[str, Callable[[Result], str]]
 
 
@@ -23,6 +25,10 @@ class Table:
     groups: tuple[int, ...]
     """Indices of the rows that begin another load or temperature."""
 
+    def is_loss(self, column: int, cell: str) -> bool:
+        """Whether a cell tells of a speed-up that is none."""
+        return self.header[column] == "speed-up" and cell.startswith("0.")
+
 
 def tables(report: Report) -> list[Table]:
     """Speed, what speculation did, latencies, and where a round's time went."""
@@ -31,6 +37,11 @@ def tables(report: Report) -> list[Table]:
     labels: list[Column] = [("req/s" if is_open else "at once", lambda result: result.setting.load.number)]
     if len({result.setting.temperature for result in report.results}) > 1:
         labels.append(("T", lambda result: f"{result.setting.temperature:g}"))
+    if report.origin.is_foreign:
+        return [
+            _table(report, labels, "Speed", _THROUGHPUT_NOTE, _THROUGHPUT),
+            _table(report, labels, "Latency, ms", _CHUNKS_NOTE, _LATENCY),
+        ]
     labels.append(("K", lambda result: result.setting.draft_label))
     return [
         _table(report, labels, "Speed", _SPEED_OPEN_NOTE if is_open else _SPEED_NOTE, _SPEED),
@@ -45,20 +56,40 @@ def remarks(report: Report) -> list[str]:
     found = []
     for result in report.results:
         for failure, count in result.failures.items():
-            where = f"{result.setting.load.label}, K {result.setting.draft_label}"
-            found.append(f"{count} of {result.requests} requests failed ({where}): {failure}")
+            found.append(f"{count} of {result.requests} requests failed ({where(report, result)}): {failure}")
+    found += _losses(report)
     compared = sum(result.compared_texts for result in report.results)
     if compared:
         same = sum(result.same_texts or 0 for result in report.results)
         near = "; the others part where two tokens are almost equally likely" if same < compared else ""
         found.append(f"{same} of {compared} greedy texts are those of speculation off, token for token{near}")
     prompt_tokens = sum(result.prompt_tokens for result in report.results)
-    if prompt_tokens:
-        cached = sum(result.cached_tokens for result in report.results) / prompt_tokens
+    cached_tokens = sum(result.cached_tokens for result in report.results)
+    if prompt_tokens and (cached_tokens or not report.origin.is_foreign):  # others need not tell
+        cached = cached_tokens / prompt_tokens
         found.append(f"{cached:.0%} of the prompt tokens were found in the server's prefix cache")
+    found += report.notes
     busiest = max((result.generator_cpu for result in report.results), default=0)
     found.append(f"the load generator used up to {busiest:.0%} of a core of this machine")
     return found
+
+
+def _losses(report: Report) -> list[str]:
+    """Where speculation was slower than none, if it was anywhere."""
+    speculating = [result for result in report.results if result.setting.draft_length != 0 and result.speed_up]
+    lost = [result for result in speculating if result.speed_up is not None and result.speed_up < 1]
+    if not lost:
+        return []
+    places = "; ".join(f"{_speed_up(result.speed_up)} {where(report, result)}" for result in lost[:_PLACES])
+    more = f"; and {len(lost) - _PLACES} more" if len(lost) > _PLACES else ""
+    return [f"speculation was slower than none in {len(lost)} of {len(speculating)} settings: {places}{more}"]
+
+
+def where(report: Report, result: Result) -> str:
+    """The setting that a result is of, in words."""
+    draft = "" if report.origin.is_foreign else f", K {result.setting.draft_label}"
+    many = len({each.setting.temperature for each in report.results}) > 1
+    return result.setting.load.label + (f", T {result.setting.temperature:g}" if many else "") + draft
 
 
 def _table(report: Report, labels: Sequence[Column], title: str, note: str, columns: Sequence[Column]) -> Table:
@@ -116,6 +147,14 @@ _SPEED_OPEN_NOTE = (
     "K: most draft tokens a round. Speed-up: a request's tokens per second of its time over K off in the same run; "
     "median, least and most of the repeats, in which the settings take turns. Arrivals decide on tokens/s"
 )
+_THROUGHPUT: list[Column] = [
+    ("failed", lambda result: f"{sum(result.failures.values())} of {result.requests}"),
+    ("tokens", lambda result: str(result.output_tokens)),
+    ("tokens/s", lambda result: _number(result.tokens_per_s, ".1f")),
+    ("from", lambda result: _number(min(result.pass_tokens_per_s, default=None), ".1f")),
+    ("to", lambda result: _number(max(result.pass_tokens_per_s, default=None), ".1f")),
+]
+_THROUGHPUT_NOTE = "Of all requests together; median, least and most of the repeats"
 _SPECULATION: list[Column] = [
     ("tokens/round", lambda result: _number(result.tokens_per_round, ".2f")),
     ("predicted", lambda result: _number(result.predicted_tokens_per_round, ".2f")),
@@ -135,6 +174,10 @@ _LATENCY: list[Column] = [
 _LATENCY_NOTE = (
     "Median/p90/p99. A round's tokens come as one piece: inter-token divides the wait for it by its tokens, as "
     "SGLang's benchmark does; pieces is the wait itself, which vLLM's calls inter-token"
+)
+_CHUNKS_NOTE = (
+    "Median/p90/p99. First token: from sending to the first chunk with text. A chunk may bring several tokens: "
+    "inter-token divides the wait for it by them, as SGLang's benchmark does; pieces is the wait itself, as vLLM's"
 )
 _ROUND: list[Column] = [
     ("target", _part("target")),

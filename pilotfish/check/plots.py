@@ -37,13 +37,13 @@ _COUNTS_NOTE = (
 )
 
 
-def _p_values(report: Report) -> Figure | None:
+def _p_values(report: Report, shape: svg.Shape) -> Figure | None:
     results = report.statistical
     if len(results) < 2:
         return None
     from matplotlib.figure import Figure  # not pyplot, which keeps figures and looks for a screen
 
-    figure = Figure(figsize=(svg.WIDTH, 3.4))
+    figure = Figure(figsize=(shape.width, 3.4))
     axes = figure.subplots()
     count = len(results)
     even = [(rank + 0.5) / count for rank in range(count)]
@@ -59,19 +59,20 @@ def _p_values(report: Report) -> Figure | None:
     axes.set_yscale("log")
     axes.set_xlabel("share of tests that should have a p-value so small")
     axes.set_ylabel("p-value")
-    figure.legend(loc="outside upper left", ncols=4, handlelength=1.6)
+    figure.legend(loc="outside upper left", ncols=min(4, shape.legend), handlelength=1.6)
     return figure
 
 
-def _counts(report: Report) -> Figure | None:
+def _counts(report: Report, shape: svg.Shape) -> Figure | None:
     results = [each for each in report.statistical if each.counts is not None and each.counts.labels][:_PANELS]
     if not results:
         return None
     from matplotlib.figure import Figure
 
-    rows = -(-len(results) // 2)
-    figure = Figure(figsize=(svg.WIDTH, 2.4 * rows))
-    grid = list(figure.subplots(rows, 2, squeeze=False).flat)
+    columns = min(2, shape.columns)
+    rows = -(-len(results) // columns)
+    figure = Figure(figsize=(shape.width, 2.4 * rows))
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for unused in grid[len(results) :]:
         unused.set_visible(False)
     for axes, result in zip(grid, results, strict=False):

@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from rich import box
@@ -27,6 +27,9 @@ from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 if TYPE_CHECKING:
     from pilotfish.bench import tables
     from pilotfish.bench.experiment import Sweep
+    from pilotfish.bench.load import Client
+    from pilotfish.bench.openai_client import Endpoint
+    from pilotfish.bench.origin import Origin
     from pilotfish.bench.prompts import Prompt
     from pilotfish.bench.records import Load, Pass, Setting
     from pilotfish.bench.report import Report
@@ -35,10 +38,23 @@ if TYPE_CHECKING:
 _SYNTHETIC_COUNT = 24  # requests of a pass, as many as there are prompts of our own
 _CONTRADICTIONS = {
     ("up", "server"): "--up starts a server and --server names a running one; give one of them",
+    ("base_url", "server"): "--base-url and --server both say whom to ask; give one",
+    (
+        "base_url",
+        "up",
+    ): "--up is asked over gRPC; leave --base-url out, or start the server yourself",
+    (
+        "base_url",
+        "draft_length",
+    ): "--draft-length is a field of Pilotfish's own; name its server with --server",
+    ("base_url", "synthetic"): "--synthetic needs the size of the vocabulary, which OpenAI's API does not tell; "
+    "give --prompts",
     ("rate", "concurrency"): "--rate sends requests whether or not others run, --concurrency waits; give one",
     ("prompts", "synthetic"): "--prompts and --synthetic both say what to ask; give one",
     ("synthetic", "max_tokens"): "--synthetic has the number of tokens already, as OUT; leave --max-tokens out",
 }
+
+_ONLY_WITH_BASE_URL = ("api_key", "model", "endpoint")
 
 Number = TypeVar("Number", int, float)
 
@@ -52,6 +68,23 @@ def bench(
             "--up", metavar="FLAGS", help='Start `pilotfish up FLAGS` for the measurement; "" takes its defaults.'
         ),
     ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask any server of OpenAI's API instead: vLLM, SGLang, llama.cpp, Pilotfish over HTTP.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="OPENAI_API_KEY", help="Of that server.", show_envvar=True)
+    ] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Model of that server. Left out: the only one that it has.")
+    ] = "",
+    endpoint: Annotated[
+        Literal["chat", "completions"],
+        typer.Option(help="Of that server: prompts as a user's turns, or as plain text."),
+    ] = "chat",
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON lines with `turns`; the first one is asked. Left out: 24 of our own."),
@@ -87,12 +120,14 @@ def bench(
     A pass asks every prompt once. For each load and temperature, passes of
     every draft length take turns with passes of speculation off, so that a
     busy moment of the machine hits all alike. Asks a running server, or
-    starts one with [bold]--up[/]. Ctrl-C reports what was measured until then.
+    starts one with [bold]--up[/], or any other server with [bold]--base-url[/],
+    of which it measures what OpenAI's API shows. Ctrl-C reports what was measured until then.
 
     [dim]$ pilotfish bench --requests 6 --repeats 2[/]
     [dim]$ pilotfish bench --concurrency 1,2,4,8 --draft-length 2,4,8 --out results/sweep[/]
     [dim]$ pilotfish bench --up "--target smollm2 --draft-layers 28" --temperature 0,0.8[/]
     [dim]$ pilotfish bench --synthetic 512,64 --rate 0.5,1,2[/]
+    [dim]$ pilotfish bench --base-url http://127.0.0.1:8000/v1 --concurrency 1,8[/]
     """
     from pilotfish.bench.experiment import Sweep, Synthetic
 
@@ -111,8 +146,11 @@ def bench(
         seed=seed,
     )
     asked = f"random, {lengths[0]} token ids" if lengths is not None else "our own" if prompts is None else prompts.name
-    with nullcontext(server) if flags is None else running_server(flags) as address:
-        report, is_whole = asyncio.run(_measure(sweep, address, timeout, asked, up))
+    if base_url is not None:
+        report, is_whole = asyncio.run(_measure_openai(sweep, base_url, endpoint, api_key, model, timeout, asked))
+    else:
+        with nullcontext(server) if flags is None else running_server(flags) as address:
+            report, is_whole = asyncio.run(_measure(sweep, address, timeout, asked, up))
     _show(report)
     if out is not None:
         _write(report, out)
@@ -129,36 +167,76 @@ def _refuse_contradictions(context: typer.Context) -> None:
     for pair, why in _CONTRADICTIONS.items():
         if given >= set(pair):
             raise typer.BadParameter(why)
+    for name in _ONLY_WITH_BASE_URL:
+        if name in given and "base_url" not in given:
+            raise typer.BadParameter(f"--{name.replace('_', '-')} is for --base-url; gRPC knows none")
 
 
 async def _measure(
     sweep: Sweep, address: str, timeout_s: float | None, asked: str, up: str | None
 ) -> tuple[Report, bool]:
     """Runs the sweep; the report, and whether it is of all of it."""
-    from pilotfish.bench.experiment import measure, warm_up
-    from pilotfish.bench.load import LoadGenerator
     from pilotfish.bench.origin import of_this_process
-    from pilotfish.bench.report import Report
-    from pilotfish.bench.summary import summarize
     from pilotfish.client.aio import AsyncClient
 
     began = datetime.now().astimezone()
-    measured: list[tuple[Setting, Pass]] = []
     async with AsyncClient(address) as client:
         info = await client.server_info(timeout=timeout_s)
         sweep = _fitting(sweep, info)
-        with _progress(sweep) as (on_pass, on_done):
-            await warm_up(sweep, info.vocab_size, LoadGenerator(client, timeout_s, lambda: None))
-            generator = LoadGenerator(client, timeout_s, on_done)
-            try:
-                async for setting, one in measure(sweep, info.vocab_size, generator, on_pass):
-                    measured.append((setting, one))
-            except asyncio.CancelledError:  # Ctrl-C, once
-                note(f"stopped after {len(measured)} of {sweep.pass_count} passes")
-                if not measured:
-                    raise
-    report = Report(
-        origin=of_this_process(info, address, up, began),
+        measured = await _passes(sweep, client, info.vocab_size, timeout_s)
+    report = _report(sweep, of_this_process(info, address, up, began), asked, measured)
+    return report, len(measured) == sweep.pass_count
+
+
+async def _measure_openai(
+    sweep: Sweep, base_url: str, endpoint: Endpoint, api_key: str, model: str, timeout_s: float | None, asked: str
+) -> tuple[Report, bool]:
+    """The same of any server; there is one setting for each load and temperature."""
+    try:
+        from pilotfish.bench.openai_client import OpenAIClient
+    except ImportError as error:
+        raise FailedPreconditionError(
+            "--base-url needs httpx2; install it with `pip install 'pilotfish[bench]'`, or leave it out"
+        ) from error
+    from pilotfish.bench.origin import of_this_process
+
+    began = datetime.now().astimezone()
+    sweep = dataclasses.replace(sweep, draft_lengths=[None])
+    async with OpenAIClient(base_url, endpoint, api_key, model) as client:
+        info = await client.server_info(timeout_s)
+        measured = await _passes(sweep, client, info.vocab_size, timeout_s)
+    report = _report(sweep, of_this_process(info, client.base_url, None, began, api="OpenAI"), asked, measured)
+    if client.counts_chunks:
+        counted = "the server gives no usage in streams: what is counted are chunks, which may have several tokens"
+        report = dataclasses.replace(report, notes=[counted])
+    return report, len(measured) == sweep.pass_count
+
+
+async def _passes(sweep: Sweep, client: Client, vocab_size: int, timeout_s: float | None) -> list[tuple[Setting, Pass]]:
+    """All passes of the sweep, or those until Ctrl-C."""
+    from pilotfish.bench.experiment import measure, warm_up
+    from pilotfish.bench.load import LoadGenerator
+
+    measured: list[tuple[Setting, Pass]] = []
+    with _progress(sweep) as (on_pass, on_done):
+        await warm_up(sweep, vocab_size, LoadGenerator(client, timeout_s, lambda: None))
+        generator = LoadGenerator(client, timeout_s, on_done)
+        try:
+            async for setting, one in measure(sweep, vocab_size, generator, on_pass):
+                measured.append((setting, one))
+        except asyncio.CancelledError:  # Ctrl-C, once
+            note(f"stopped after {len(measured)} of {sweep.pass_count} passes")
+            if not measured:
+                raise
+    return measured
+
+
+def _report(sweep: Sweep, origin: Origin, asked: str, measured: Sequence[tuple[Setting, Pass]]) -> Report:
+    from pilotfish.bench.report import Report
+    from pilotfish.bench.summary import summarize
+
+    return Report(
+        origin=origin,
         prompts=asked,
         requests=sweep.count,
         repeats=sweep.repeats,
@@ -166,7 +244,6 @@ async def _measure(
         seed=sweep.seed,
         results=summarize(measured),
     )
-    return report, len(measured) == sweep.pass_count
 
 
 def _fitting(sweep: Sweep, info: ServerInfo) -> Sweep:
@@ -203,7 +280,8 @@ def _progress(sweep: Sweep) -> Iterator[tuple[Callable[[int, Setting], None], Ca
 
     def describe(repeat: int, setting: Setting) -> str:
         temperature = f", temperature {setting.temperature:g}" if len(sweep.temperatures) > 1 else ""
-        return f"{setting.load.label}{temperature}, K {setting.draft_label}, pass {repeat + 1} of {sweep.repeats}"
+        draft = "" if sweep.draft_lengths == [None] else f", K {setting.draft_label}"
+        return f"{setting.load.label}{temperature}{draft}, pass {repeat + 1} of {sweep.repeats}"
 
     if not stderr.is_terminal:
         stderr.print("warming up")
@@ -228,7 +306,7 @@ def _show(report: Report) -> None:
         stdout.print(Text(table.note, style="dim"))
     stdout.print()
     for remark in remarks(report):
-        stdout.print(Text(f"· {remark}", style="red" if "failed" in remark else ""))
+        stdout.print(Text(f"· {remark}", style="red" if "failed" in remark or "slower than none" in remark else ""))
 
 
 def _drawn(table: tables.Table) -> Table:
@@ -249,7 +327,8 @@ def _drawn(table: tables.Table) -> Table:
             min_width=max(map(len, name.split())),
         )
     for index, row in enumerate(table.rows):
-        drawn.add_row(*row, end_section=index + 1 in table.groups)
+        cells = [Text(cell, "red") if table.is_loss(column, cell) else cell for column, cell in enumerate(row)]
+        drawn.add_row(*cells, end_section=index + 1 in table.groups)
     return drawn
 
 

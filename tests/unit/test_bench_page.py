@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -103,16 +104,18 @@ def test_the_features_of_a_round_are_shown_where_there_are_any() -> None:
 def test_remarks_say_what_went_wrong_first() -> None:
     assert remarks(BROKEN)[0] == "1 of 1 requests failed (1 at once, K off): <b>the queue</b> is full"
     assert remarks(BROKEN)[1] == "1 of 1 requests failed (1 at once, K 4): gone"
-    assert "0 of 4 greedy texts are those of speculation off" in remarks(SMALL)[0]
-    assert remarks(SMALL)[1].startswith("50% of the prompt tokens")
+    lost, same, cached, _ = remarks(SMALL)
+    assert lost == "speculation was slower than none in 2 of 2 settings: 0.78× 1 at once, K 4; 0.78× 1 at once, K auto"
+    assert "0 of 4 greedy texts are those of speculation off" in same
+    assert cached.startswith("50% of the prompt tokens")
 
 
 def test_the_json_has_a_stable_form() -> None:
     value = json.loads(SMALL.as_json())
     assert value["schema"] == 1
     assert set(value) == {
-        "schema", "server", "address", "started_by", "command", "date", "machine", "prompts", "requests", "repeats",
-        "max_tokens", "seed", "results",
+        "schema", "server", "address", "started_by", "command", "date", "machine", "api", "prompts",
+        "requests", "repeats", "max_tokens", "seed", "results", "notes",
     }  # fmt: skip
     result = value["results"][1]
     assert result["setting"] == {
@@ -169,11 +172,59 @@ def test_the_page_needs_nothing_else() -> None:
 def test_plots_take_the_page_s_colours_and_share_no_ids() -> None:
     drawn = plots(LARGE)
     ids = []
-    for plot in drawn:
-        root = ElementTree.fromstring(plot.svg)
+    for shape in (shape for plot in drawn for shape in plot.shapes):
+        root = ElementTree.fromstring(shape)
         ids += [each for element in root.iter() if (each := element.get("id"))]
-        assert "var(--ink)" in plot.svg
-        assert not re.search(r"[:\"]\s*#[0-9a-f]{6}", plot.svg)
+        assert "var(--ink)" in shape
+        assert not re.search(r"[:\"]\s*#[0-9a-f]{6}", shape)
         assert root.get("width") is None
     assert ids
     assert len(ids) == len(set(ids))
+
+
+def test_a_page_has_its_plots_for_desks_and_for_phones() -> None:
+    for plot in plots(LARGE):
+        wide, narrow = map(ElementTree.fromstring, plot.shapes)
+        assert (wide.get("class"), narrow.get("class")) == ("wide", "narrow")
+        widths = [float((each.get("viewBox") or "").split()[2]) for each in (wide, narrow)]
+        assert widths == [pytest.approx(8.6 * 72), pytest.approx(4.4 * 72)]
+    assert "svg.narrow { display: none; }" in page(LARGE)
+
+
+MIXED = report(
+    [
+        (setting(length, load), one_pass(record(completion([(0, 0)] * 8)), duration_s=seconds))
+        for load, seconds_off, seconds_on in ((Load(concurrency=1), 2.0, 1.0), (Load(concurrency=16), 2.0, 2.5))
+        for length, seconds in ((0, seconds_off), (4, seconds_on))
+    ]
+)
+
+
+def test_a_loss_stands_beside_the_best_speed_up() -> None:
+    text = page(MIXED)
+    best = "<div><b>2.00×</b><span>best speed-up over speculation off (1 at once, K 4)</span></div>"
+    worst = '<div class="loss"><b>0.80×</b><span>where speculation loses most (16 at once, K 4)</span></div>'
+    assert f"{best}\n{worst}" in text
+    assert text.count('<td class="loss">0.80×</td>') == 1
+    assert '<td class="loss">2.00×' not in text
+    assert remarks(MIXED)[0] == "speculation was slower than none in 1 of 2 settings: 0.80× 16 at once, K 4"
+    gains = page(
+        report([(setting(k), one_pass(record(completion([(1, 1)])), duration_s=2 - k / 9)) for k in (0, 4, 8)])
+    )
+    assert "where speculation gains least" in gains
+    assert 'class="loss"' not in gains
+
+
+FOREIGN = dataclasses.replace(
+    LARGE, origin=dataclasses.replace(LARGE.origin, api="OpenAI", address="http://h/v1"), notes=["chunks were counted"]
+)
+
+
+def test_of_any_server_there_is_what_openai_s_api_shows() -> None:
+    speed, latency = tables(FOREIGN)
+    assert speed.header == ("at once", "T", "failed", "tokens", "tokens/s", "from", "to")
+    assert latency.header == ("at once", "T", "first token", "inter-token", "pieces")
+    assert "chunks were counted" in remarks(FOREIGN)
+    text = page(FOREIGN)
+    assert "<title>pilotfish bench: big at http://h/v1</title>" in text
+    assert "OpenAI&#39;s API at http://h/v1" in text
