@@ -32,10 +32,7 @@ def plots(report: Report) -> list[svg.Plot]:
     return svg.plots(report, figures)
 
 
-_SPEED_UP_NOTE = (
-    "Over speculation off in the same run; below 1, where it is shaded, speculation loses. Points are medians; the bars span the "
-    "repeats."
-)
+_SPEED_UP_NOTE = "Over speculation off in the same run; speculation loses where it is shaded. Points are medians; bars span the repeats."
 _THROUGHPUT_NOTE = "All requests together. Points are medians; the bars span the repeats."
 _ACCEPTANCE_NOTE = "Of the draft tokens at each depth whose parents were all kept, the share that was kept."
 _SPLIT_NOTE = "Medians of each part of a round; the number at the end is the tokens that a round brings."

@@ -163,7 +163,7 @@ def _result(setting: Setting, passes: Sequence[Pass], off: Sequence[Pass]) -> Re
     return Result(
         setting=setting,
         requests=len(records),
-        failures=Counter(record.error for record in records if record.error is not None),
+        failures=dict(Counter(record.error for record in records if record.error is not None)),
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
         output_tokens=sum(usage.completion_tokens for usage in usages),

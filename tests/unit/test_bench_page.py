@@ -132,6 +132,11 @@ def test_the_json_has_a_stable_form() -> None:
     assert result["median_round"] == {"target": 4.0, "draft": 3.0, "hops": 2.0, "orchestrator": 1.0}
 
 
+def test_failures_are_told_in_json_too() -> None:
+    (off, on) = json.loads(BROKEN.as_json())["results"]
+    assert (off["failures"], on["failures"]) == ({"<b>the queue</b> is full": 1}, {"gone": 1})
+
+
 @pytest.mark.parametrize(
     ("shown", "drawn"),
     [
