@@ -32,7 +32,10 @@ def plots(report: Report) -> list[svg.Plot]:
     return svg.plots(report, figures)
 
 
-_SPEED_UP_NOTE = "Over speculation off in the same run; speculation loses where it is shaded. Points are medians; bars span the repeats."
+_SPEED_UP_NOTE = (
+    "Over speculation off in the same run, which wins where it is shaded. Points are medians; the bars span the "
+    "repeats, from the least to the most."
+)
 _THROUGHPUT_NOTE = "All requests together. Points are medians; the bars span the repeats."
 _ACCEPTANCE_NOTE = "Of the draft tokens at each depth whose parents were all kept, the share that was kept."
 _SPLIT_NOTE = "Medians of each part of a round; the number at the end is the tokens that a round brings."
