@@ -29,6 +29,7 @@ class RequestLog:
         protocol: that it came by.
         call: what was called, without what a client may have written into it.
         model: name of the model served.
+        is_probe: it comes over and over, and is not worth a line even where it fails.
 
     Attributes:
         given_id: the id by which the client wants to find the call again; empty: none.
@@ -36,8 +37,8 @@ class RequestLog:
         status: of the answer, as the protocol has it.
     """
 
-    def __init__(self, protocol: str, call: str, model: str) -> None:
-        self._protocol, self._call, self._model = protocol, call, model
+    def __init__(self, protocol: str, call: str, model: str, *, is_probe: bool = False) -> None:
+        self._protocol, self._call, self._model, self._is_probe = protocol, call, model, is_probe
         self.given_id = self.answer_id = ""
         self.status: int | str = ""
         self._made_up_id = ""
@@ -106,8 +107,8 @@ class RequestLog:
         """Writes the line, at a severity that fits how the call ended."""
         if self._running and not self._error:
             self._reasons = {"abort": None}  # the client left
-        is_request = bool(self._prompts or self._error)
-        severity = self._severity if is_request else logging.DEBUG
+        is_worth_it = bool(self._prompts or self._error) and not self._is_probe
+        severity = self._severity if is_worth_it else logging.DEBUG
         if log.isEnabledFor(severity):
             values = {name: value for name, value in self._values().items() if value is not None}
             log.log(severity, "%s", _told(values), extra=fields(event="request", **values))

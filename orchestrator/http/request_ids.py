@@ -16,6 +16,7 @@ from pilotfish.errors import InvalidArgumentError
 HEADER = "X-Request-Id"
 
 _MAX_PATH = 100
+_PROBES = ("/health", "/metrics")
 
 
 class RequestIds:
@@ -36,7 +37,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        log = RequestLog("http", f"{scope['method']} {quote(scope['path'])[:_MAX_PATH]}", self._model())
+        call, is_probe = f"{scope['method']} {quote(scope['path'])[:_MAX_PATH]}", scope["path"] in _PROBES
+        log = RequestLog("http", call, self._model(), is_probe=is_probe)
         scope.setdefault("state", {})[LOG] = log
 
         async def answer(message: Message) -> None:

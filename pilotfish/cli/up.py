@@ -20,10 +20,10 @@ from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.pull import fetch
 from pilotfish.cli.relay import pass_on
 from pilotfish.cores import usable_cores
+from pilotfish.logs import Format
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
 
 MAX_DRAFT_LENGTH = 64  # the orchestrator's; known here so that nothing is loaded for one that it refuses
 MAX_TREE_NODES = 256  # alike
@@ -122,7 +122,7 @@ def up(
         typer.Option(help="Least severity of what the services say; info has a line for each request."),
     ] = "info",
     log_format: Annotated[
-        LogFormat, typer.Option(help="Lines for people, or json: all of stderr an object a line.")
+        Format, typer.Option(help="Lines for people, or json: all of stderr an object a line.")
     ] = "text",
 ) -> None:
     """Start target, draft and orchestrator on this machine.

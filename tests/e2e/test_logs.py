@@ -180,7 +180,9 @@ def test_an_id_that_no_log_could_show_is_refused(
     ):
         assert answer.status_code == 400
         assert error(answer)["param"] == "X-Request-Id"
-        assert lines.of(answer.headers["x-request-id"])["param"] == "X-Request-Id"
+        line = lines.of(answer.headers["x-request-id"])
+        assert line["param"] == "X-Request-Id"
+        assert line["level"] == ("debug" if "GET" in line["call"] else "info")
     with deployment.client() as client, pytest.raises(PilotfishError, match="request_id is"):
         client.generate("x", request_id=bad)
     assert all(bad not in line.get("message", "") for line in lines.all() if line.get("event") == "request")
@@ -269,6 +271,15 @@ def test_a_path_cannot_write_lines_of_its_own(http: httpx2.Client, lines: Lines)
     assert line["status"] == 404
     assert line["message"].isprintable()
     assert len(line["message"]) < 600
+
+
+def test_what_uvicorn_says_goes_the_same_way(deployment: Deployment, lines: Lines) -> None:
+    host, _, port = url(deployment).removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"no HTTP at all\r\n\r\n")
+        assert b"400" in connection.recv(1000)
+    (line,) = [line for line in lines.all() if line["logger"] == "uvicorn.error" and line["level"] != "debug"]
+    assert (line["level"], line["message"]) == ("warning", "Invalid HTTP request received.")
 
 
 # All together
