@@ -100,6 +100,10 @@ class OpenAIClient:
             raise DeadlineExceededError(f"{self.base_url} did not answer in time") from error
         except httpx2.ConnectError as error:
             raise UnavailableError(f"nobody answers at {self.base_url} ({error})") from error
+        except httpx2.RemoteProtocolError as error:
+            raise UnavailableError(
+                f"{self.base_url} breaks off, or is no HTTP server: the port of gRPC, say? ({error})"
+            ) from error
         except httpx2.HTTPError as error:
             raise UnavailableError(f"{self.base_url}: {type(error).__name__} {error}".rstrip()) from error
 
@@ -303,6 +307,8 @@ def _checked(base_url: str) -> str:
         raise InvalidArgumentError(f"--base-url is {base_url!r}, which is no URL ({error})") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise InvalidArgumentError(f"--base-url is {base_url!r}; it must be such as http://127.0.0.1:8000/v1")
+    if url.userinfo:
+        raise InvalidArgumentError("--base-url has a user and a password; give --api-key instead")
     return base_url.rstrip("/") + ("/v1" if url.path in ("", "/") else "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,9 @@ from pilotfish.cores import usable_cores
 
 if TYPE_CHECKING:
     from pilotfish.client.results import ServerInfo
+
+
+_KEY = "--api-key"
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,28 @@ def of_this_process(server: ServerInfo, address: str, up: str | None, began: dat
     return Origin(
         server=server,
         address=address,
-        started_by="" if up is None else f"pilotfish up {up}".strip(),
-        command=shlex.join(["pilotfish", *sys.argv[1:]]),
+        started_by="" if up is None else shlex.join(["pilotfish", "up", *_without_keys(shlex.split(up))]),
+        command=shlex.join(["pilotfish", *_without_keys(sys.argv[1:])]),
         date=began.isoformat(timespec="seconds"),
         machine=this_machine(),
         api=api,
     )
+
+
+def _without_keys(argv: Sequence[str]) -> Iterator[str]:
+    """A command line as others may read it, also where a part of it is one itself."""
+    before = ""
+    for part in argv:
+        if before == _KEY:
+            yield "…"
+        elif part.startswith(f"{_KEY}="):
+            yield f"{_KEY}=…"
+        elif before == "--up" or part.startswith("--up="):
+            flag, flags = ("", part) if before == "--up" else ("--up=", part.removeprefix("--up="))
+            yield flag + shlex.join(_without_keys(shlex.split(flags)))
+        else:
+            yield part
+        before = part
 
 
 def this_machine() -> str:

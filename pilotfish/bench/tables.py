@@ -96,7 +96,8 @@ def _table(report: Report, labels: Sequence[Column], title: str, note: str, colu
     every = [*labels, *columns]
     rows = tuple(tuple(cell(result) for _, cell in every) for result in report.results)
     keys = [(result.setting.load, result.setting.temperature) for result in report.results]
-    groups = tuple(index for index, key in enumerate(keys) if index and key != keys[index - 1])
+    begins = tuple(index for index, key in enumerate(keys) if index and key != keys[index - 1])
+    groups = begins if len(begins) + 1 < len(rows) else ()  # where each row is one, they are none
     return Table(title, note, tuple(name for name, _ in every), rows, len(labels), groups)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_generation import unused_address
+from fake_generation import FakeGeneration, unused_address
+from fake_generation import serving as serving_grpc
 from fake_openai import FakeOpenAI, serving
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,6 +151,26 @@ def test_nobody_there_is_told_at_once() -> None:
     result = bench(f"http://{unused_address()}/v1")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: nobody answers at http://")
+
+
+def test_a_port_of_grpc_is_no_http() -> None:
+    with serving_grpc(FakeGeneration()) as address:
+        result = bench(f"http://{address}")
+    assert result.exit_code == 1
+    assert "is no HTTP server: the port of gRPC, say?" in " ".join(result.stderr.split())
+
+
+def test_no_report_has_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["bench", "--api-key", "sesame", "--out", "x", "--api-key=sesame", "--up", "--api-key 'sesame' --pages 9"]
+    monkeypatch.setattr(sys, "argv", ["pilotfish", *argv])
+    measured(FakeOpenAI(key="sesame"), tmp_path, "--api-key", "sesame")
+    for file in (tmp_path / "r.json", tmp_path / "r.html"):
+        text = file.read_text()
+        assert "sesame" not in text
+        assert "--out x" in text
+        assert "--pages 9" in text
+    result = bench("http://me:sesame@h/v1")
+    assert (result.exit_code, "sesame" in result.output) == (1, False)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h/v1", "http://", "http://[::1/v1", ""])
