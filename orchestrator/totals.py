@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from orchestrator.core.requests import Request
 from orchestrator.metrics import Load
-from orchestrator.outputs import Event, Piece
+from orchestrator.outputs import Event, Finished, Piece
 from pilotfish.errors import PilotfishError
 from pilotfish.logs import fields
 
@@ -141,9 +141,9 @@ class Watch:
 
     def saw(self, event: Event | PilotfishError) -> None:
         """Counts an event as it is made."""
+        if isinstance(event, Piece | Finished) and (request := self._unread.pop(event.index, None)) is not None:
+            self._totals.add_prompt(request)
         if isinstance(event, Piece):
-            if (request := self._unread.pop(event.index, None)) is not None:
-                self._totals.add_prompt(request)
             self._totals.add_piece(event)
 
     def closed(self) -> None:
