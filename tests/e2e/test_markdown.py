@@ -180,7 +180,7 @@ def test_reasoning_is_folded_and_not_sent_again(markdown: Page) -> None:
       };
       take("<think>", {});
       take("so *be*", { reasoning_content: "so *be*" });
-      take(" it</think>A", { reasoning_content: " it" });
+      take(" it</think>A", { content: null, reasoning_content: " it" });
       run.take({ delta: { content: "A" } });
       take("nswer", { content: "nswer" });
       lane.update();
