@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 from pilotfish.errors import FailedPreconditionError, InternalError
 from pilotfish.noise import Purpose
 from pilotfish.runtime import cores, sampling
-from pilotfish.runtime.grammar import Grammars
+from pilotfish.runtime.grammar import DEFAULT_LIMITS, Grammars
+from pilotfish.runtime.grammar_limits import GrammarLimits
 from pilotfish.runtime.grants import GrantingEngine
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
@@ -46,6 +48,7 @@ class TargetEngine(GrantingEngine):
         max_len: longest row, in tokens; None for what the model was made for.
         max_step_tokens: most new tokens in one step.
         features: states stored beside every slot, by the names of types.proto.
+        grammar_limits: what grammars may take.
     """
 
     def __init__(
@@ -57,10 +60,11 @@ class TargetEngine(GrantingEngine):
         max_len: int | None = None,
         max_step_tokens: int = 4096,
         features: tuple[str, ...] = (),
+        grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     ) -> None:
         self._model = PagedModel(model, pages=pages, page_size=page_size, features=features)
         # Padded ids of the output layer mean nothing, and no tokenizer could write them.
-        self._grammars = Grammars(model.tokenizer, waits=True)
+        self._grammars = Grammars(model.tokenizer, waits=True, limits=grammar_limits)
         self._token_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
         info = model.info(max_len, features, self._model.feature_width)
         info = replace(info, shapes_logits=True, gives_logprobs=True)
@@ -107,11 +111,11 @@ class TargetEngine(GrantingEngine):
             compute_us=(time.perf_counter_ns() - started) // 1000,
         )
 
-    def compile_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> Future[None]:
         """Makes a grammar ready for steps; see ``Grammars.compile``. From any thread."""
         ends, known = np.array(grammar.end_token_ids), f"must be in [0, {self._token_limit})"
         require_range(ends, "grammar.end_token_ids", 0, self._token_limit - 1, known)
-        self._grammars.compile(grammar)
+        return self._grammars.compile(grammar)
 
     def features_per_chunk(self, chunk_bytes: int) -> int:
         """How many slots' features fit into so many bytes; at least 1."""

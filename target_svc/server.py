@@ -87,4 +87,5 @@ def _engine(config: TargetConfig) -> Engine:
         max_len=config.max_len,
         max_step_tokens=config.max_step_tokens,
         features=tuple(filter(None, config.features.split(","))),
+        grammar_limits=config.grammar_limits,
     )

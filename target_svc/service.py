@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,12 +20,12 @@ NAME = "pilotfish.v1.TargetService"
 
 
 class Engine(StepEngine[TargetStep, TargetResult], Protocol):
-    """What runs behind the service; see ``TargetEngine``. Features are read, and grammars compiled, on other threads
-    than the model's."""
+    """What runs behind the service; see ``TargetEngine``. Features are read on another thread than the model's, and
+    grammars compiled in other processes."""
 
     def features_per_chunk(self, chunk_bytes: int) -> int: ...
     def read_features(self, incarnation: int, slots: Ints) -> npt.NDArray[np.generic]: ...
-    def compile_grammar(self, grammar: Grammar) -> None: ...
+    def compile_grammar(self, grammar: Grammar) -> Future[None]: ...
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -57,7 +58,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def CompileGrammar(
         self, request: target_pb2.CompileGrammarRequest, context: status.Context
     ) -> target_pb2.CompileGrammarResponse:
-        await asyncio.to_thread(self._engine.compile_grammar, codec.grammar_from_pb(request.grammar))
+        # A call that is cancelled, or past its deadline, cancels the future.
+        await asyncio.wrap_future(self._engine.compile_grammar(codec.grammar_from_pb(request.grammar)))
         return target_pb2.CompileGrammarResponse()
 
 

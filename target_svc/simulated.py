@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ class SimulatedTarget(GrantingEngine):
             compute_us=int((time.perf_counter() - started) * 1e6),
         )
 
-    def compile_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> Future[None]:
         """Raises ``FailedPreconditionError``: there are no logits to mask."""
         raise FailedPreconditionError("a simulated target follows no grammars")
 

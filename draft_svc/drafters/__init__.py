@@ -73,7 +73,13 @@ def _model(config: DraftConfig, folder: Path) -> Drafter:
 
     config.refuse("a language model has no such choice", *_OF_HEADS)
     model = load_worker_model(config, folder, config.target_model)
-    return ModelDrafter(model, pages=config.pages, page_size=config.page_size, max_len=config.max_len)
+    return ModelDrafter(
+        model,
+        pages=config.pages,
+        page_size=config.page_size,
+        max_len=config.max_len,
+        grammar_limits=config.grammar_limits,
+    )
 
 
 def _head(kind: str, config: DraftConfig, folder: Path) -> Drafter:

@@ -90,6 +90,7 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
         page_size=config.page_size,
         tree_width=config.tree_width,
         shape=shape,
+        grammar_limits=config.grammar_limits,
     )
 
 

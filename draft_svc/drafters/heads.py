@@ -31,7 +31,8 @@ from draft_svc.drafters.head_spec import EMBEDDINGS, HEAD, HeadSpec
 from draft_svc.drafters.tree_shapes import Shape
 from pilotfish.runtime import cores
 from pilotfish.runtime.batch import Batch, build_batch, build_tree_batch
-from pilotfish.runtime.grammar import Grammars
+from pilotfish.runtime.grammar import DEFAULT_LIMITS, Grammars
+from pilotfish.runtime.grammar_limits import GrammarLimits
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.kv_cache import KVCache
 from pilotfish.runtime.models.layers import Embedding, Kernels, Layers, OutputHead
@@ -124,6 +125,7 @@ class FeatureDrafter(Drafter):
         page_size: slots per page.
         tree_width: most nodes run per level of a tree; 0: chains only.
         shape: of all trees; None: they grow to the likeliest nodes, and sampled ones have a shape of ours.
+        grammar_limits: what grammars may take.
     """
 
     kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
@@ -141,10 +143,11 @@ class FeatureDrafter(Drafter):
         page_size: int = 16,
         tree_width: int = 0,
         shape: Shape | None = None,
+        grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     ) -> None:
         self.tree_width = tree_width if shape is None or not tree_width else shape.width
         self._shape, self._info = shape, info
-        self._grammars = Grammars(tokenizer, waits=False)
+        self._grammars = Grammars(tokenizer, waits=False, limits=grammar_limits)
         self._modules = _Modules(head, spec, dtype=dtype, device=device, pages=pages, page_size=page_size)
 
     @property

@@ -22,7 +22,8 @@ from draft_svc.drafters.growth import draft
 from draft_svc.drafters.heads import to_tensor
 from draft_svc.drafters.tree_shapes import MEDUSA, Shape
 from pilotfish.runtime import cores
-from pilotfish.runtime.grammar import Grammars
+from pilotfish.runtime.grammar import DEFAULT_LIMITS, Grammars
+from pilotfish.runtime.grammar_limits import GrammarLimits
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.layers import OutputHead, Projection
 from pilotfish.runtime.shaping import shaper_of_drafts
@@ -67,6 +68,7 @@ class MedusaDrafter(Drafter):
         page_size: slots per page.
         tree_width: most nodes with children on a level of a tree; 0: chains only.
         shape: of all trees; None: they grow to the likeliest nodes, and sampled ones are ``MEDUSA``.
+        grammar_limits: what grammars may take.
     """
 
     kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
@@ -83,11 +85,12 @@ class MedusaDrafter(Drafter):
         page_size: int = 16,
         tree_width: int = 0,
         shape: Shape | None = None,
+        grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     ) -> None:
         self._heads, self._info, self._dtype, self._device = heads, info, dtype, device
         self.tree_width = tree_width if shape is None or not tree_width else shape.width
         self._shape = shape
-        self._grammars = Grammars(tokenizer, waits=False)
+        self._grammars = Grammars(tokenizer, waits=False, limits=grammar_limits)
         self._token_ids = torch.zeros(pages, page_size, dtype=torch.int32)  # what penalties and grammars go by
 
     @property

@@ -78,6 +78,7 @@ def load_medusa(config: DraftConfig, folder: Path) -> MedusaDrafter:
         page_size=config.page_size,
         tree_width=config.tree_width,
         shape=shape,
+        grammar_limits=config.grammar_limits,
     )
 
 

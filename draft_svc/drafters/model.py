@@ -10,7 +10,8 @@ from draft_svc.drafters import Drafter, Proposals
 from draft_svc.drafters.chains import draft_chains
 from draft_svc.drafters.nodes import collect
 from pilotfish.runtime import cores
-from pilotfish.runtime.grammar import Grammars
+from pilotfish.runtime.grammar import DEFAULT_LIMITS, Grammars
+from pilotfish.runtime.grammar_limits import GrammarLimits
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.loading import LoadedModel
 from pilotfish.runtime.paged_model import PagedModel
@@ -27,16 +28,25 @@ class ModelDrafter(Drafter):
         pages: pages of the cache.
         page_size: slots per page.
         max_len: longest row, in tokens; None for what the model was made for.
+        grammar_limits: what grammars may take.
     """
 
     kinds = (ProposalKind.GREEDY, ProposalKind.SAMPLED, ProposalKind.MATCHED)
 
-    def __init__(self, model: LoadedModel, *, pages: int, page_size: int = 16, max_len: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        pages: int,
+        page_size: int = 16,
+        max_len: int | None = None,
+        grammar_limits: GrammarLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._model = PagedModel(model, pages=pages, page_size=page_size)
         # Padded ids of the output layer mean nothing to a target that pads otherwise.
         self._vocab_limit = min(model.config.vocab_size, model.tokenizer_vocab_size)
         self._info = model.info(max_len)
-        self._grammars = Grammars(model.tokenizer, waits=False)
+        self._grammars = Grammars(model.tokenizer, waits=False, limits=grammar_limits)
 
     @property
     def info(self) -> ModelInfo:

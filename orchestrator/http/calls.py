@@ -76,9 +76,9 @@ async def respond(generation: Generation, asks: Sequence[Ask], writer: Writer, r
     log.answer_id = writer.id
     async with AsyncExitStack() as resources:
         try:
-            answers = [
-                await resources.enter_async_context(generation.begin(ask, log)) for ask in _named(asks, writer.id)
-            ]
+            # One that waits for its grammar may be left, too.
+            named = list(_named(asks, writer.id))
+            answers = await unless_gone(request.receive, lambda: _begin(resources, generation, named, log))
             if writer.streams:
                 return EventStream(_stream(answers, writer), resources.pop_all(), writer.names, writer.failure)
             await unless_gone(request.receive, lambda: _collect(answers, writer))
@@ -93,6 +93,12 @@ def _named(asks: Sequence[Ask], answer_id: str) -> Iterator[Ask]:
     """By the id of the answer, for errors and logs: several of one call each with a number."""
     for index, ask in enumerate(asks):
         yield replace(ask, request_id=answer_id if len(asks) == 1 else f"{answer_id}-{index}")
+
+
+async def _begin(
+    resources: AsyncExitStack, generation: Generation, asks: Sequence[Ask], log: RequestLog
+) -> list[Answer]:
+    return [await resources.enter_async_context(generation.begin(ask, log)) for ask in asks]
 
 
 async def _stream(answers: Sequence[Answer], writer: Writer) -> AsyncGenerator[bytes, None]:

@@ -6,27 +6,36 @@ node's path and back again.
 
 Workers keep nothing about rows, and so no matcher belongs to one: those that stand behind some completion are a cache,
 found by grammar and tokens, and made again from the tokens of the pages where none is found.
+
+Grammars are compiled beside the steps, each in a process of its own (grammar_process.py), and found by their text.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
+from pilotfish.errors import (
+    InvalidArgumentError,
+    OverloadedError,
+    PilotfishError,
+    UnavailableError,
+)
+from pilotfish.runtime.grammar_limits import GrammarLimits
+from pilotfish.runtime.grammar_process import Compilation
 from pilotfish.runtime.slots import Bools
+from pilotfish.runtime.vocabulary import Vocabulary
 from pilotfish.steps import Grammar, GrammarKind, Ints
-from pilotfish.token_bytes import TokenBytes
-from pilotfish.tokenizer_hash import load_tokenizer
 
 if TYPE_CHECKING:
     import xgrammar
@@ -39,12 +48,15 @@ MAX_COMPILED = 256
 MAX_MATCHERS = 512
 """Matchers that stand behind some completion; a row in flight needs one. Of a completion of 1000 tokens 350 KB."""
 
-MAX_WHITESPACE = 40
-"""Between the parts of a JSON text that a schema describes: enough to indent ten levels, and not for ever."""
+FAIR_S = 1.0
+"""How long a grammar may be compiled, by the clock, while others wait for its place."""
+
+LATE = 4
+"""How much longer than the limit of a token's mask a mask may take once text is written: the next ends the row."""
+
+DEFAULT_LIMITS = GrammarLimits()
 
 _JSON = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
-_CONTROLS = frozenset(range(0x20)) - frozenset(b"\n\r")
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -65,6 +77,10 @@ class _Recent(Generic[Key, Value]):
             self._values.move_to_end(key)
         return self._values.get(key)
 
+    def __iter__(self) -> Iterator[tuple[Key, Value]]:
+        """From the one used longest ago."""
+        return iter(list(self._values.items()))
+
     def pop(self, key: Key) -> Value:
         return self._values.pop(key)
 
@@ -73,6 +89,30 @@ class _Recent(Generic[Key, Value]):
         self._values.move_to_end(key)
         if len(self._values) > self._limit:
             self._values.popitem(last=False)
+
+
+class _Job:
+    """A grammar that is compiled, or will be.
+
+    Attributes:
+        compilation: on its way.
+        found: what comes of it.
+        waiting: how many wait for it and may leave.
+        is_kept: whether it goes on though all of them leave.
+    """
+
+    def __init__(self, compilation: Compilation) -> None:
+        self.compilation = compilation
+        self.found: Future[xgrammar.CompiledGrammar] = Future()
+        self.waiting = 0
+        self.is_kept = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the compiled grammar; 0 before there is one."""
+        if not self.found.done() or self.found.exception() is not None:
+            return 0
+        return int(self.found.result().memory_size_bytes)
 
 
 class Grammars:
@@ -84,22 +124,48 @@ class Grammars:
         folder: with tokenizer.json.
         waits: whether ``masks`` waits for a grammar that is not compiled yet. A target must, to be exact; a drafter
             need not, and drafts what it likes until then.
+        limits: of grammars. Where more than ``at_once`` are to be compiled, the one that has taken longest gives way
+            once it has taken ``FAIR_S``.
     """
 
-    def __init__(self, folder: Path, *, waits: bool) -> None:
-        self._folder, self._waits = folder, waits
+    def __init__(self, folder: Path, *, waits: bool, limits: GrammarLimits = DEFAULT_LIMITS) -> None:
+        self._waits, self._limits = waits, limits
+        self._vocabulary = Vocabulary(folder)
         self._lock = threading.Lock()
-        self._compiled: _Recent[Grammar, Future[xgrammar.CompiledGrammar]] = _Recent(MAX_COMPILED)
+        self._jobs: _Recent[Grammar, _Job] = _Recent(MAX_COMPILED)
+        self._queued: list[_Job] = []
+        self._running: list[_Job] = []  # the one that began first comes first
         self._matchers: _Recent[tuple[Grammar, bytes], xgrammar.GrammarMatcher] = _Recent(MAX_MATCHERS)
+        self._dropped: deque[Grammar] = deque()  # whose matchers are of no more use
 
-    def compile(self, grammar: Grammar) -> None:
-        """Compiles a grammar unless it is.
+    def compile(self, grammar: Grammar) -> Future[None]:
+        """Has a grammar compiled unless it is; done when that is over.
+
+        Where all who wait for a grammar have cancelled, compiling it ends.
 
         Raises:
-            InvalidArgumentError: it is none, and why.
-            FailedPreconditionError: xgrammar is not installed.
+            InvalidArgumentError: by the future: it is none, and why, or is past a limit.
+            OverloadedError: by the future: too many are asked for at once.
+            UnavailableError: by the future: its process died.
+            FailedPreconditionError: by the future: xgrammar is not installed.
         """
-        self._find(grammar).result()
+        waiter: Future[None] = Future()
+        with self._lock:
+            job = self._find(grammar)
+            job.waiting += 1
+
+        def leave(waiter: Future[None]) -> None:
+            if waiter.cancelled():
+                self._leave(grammar, job)
+
+        def tell(found: Future[xgrammar.CompiledGrammar]) -> None:
+            if waiter.set_running_or_notify_cancel():
+                error = found.exception()
+                waiter.set_exception(error) if error is not None else waiter.set_result(None)
+
+        waiter.add_done_callback(leave)
+        job.found.add_done_callback(tell)
+        return waiter
 
     def masks(self, grammar: Grammar, completion: Ints, paths: Sequence[Sequence[int]]) -> Bools | None:
         """Tokens that may follow each node; none behind a path that breaks the grammar, or has ended.
@@ -112,26 +178,30 @@ class Grammars:
         Returns:
             bool[nodes, tokens of the tokenizer]; None if the grammar is not compiled yet.
         """
-        found = self._find(grammar)
-        if not self._waits and not found.done():
+        with self._lock:
+            job = self._find(grammar)
+            job.is_kept = True
+        if not self._waits and not job.found.done():
             return None
-        bits = np.zeros((len(paths), -(-self._vocab_size // 32)), np.int32)
+        self._forget_dropped()
+        vocabulary = self._vocabulary
+        bits = np.zeros((len(paths), -(-vocabulary.size // 32)), np.int32)
         try:
-            matcher = self._behind(grammar, found.result(), completion)
+            matcher = self._behind(grammar, job.found.result(), completion)
             if matcher is not None:
                 for node, path in enumerate(paths):
                     self._fill(matcher, grammar, path, bits, node)
                 # Only now: one that failed on its way stands nobody knows where.
                 self._matchers.put((grammar, completion.tobytes()), matcher)
-        except (RuntimeError, InvalidArgumentError, FailedPreconditionError) as error:
+        except (RuntimeError, PilotfishError) as error:
             # It harms the row alone: nothing may follow any of its nodes.
             log.warning("a %s grammar cannot be followed: %s", grammar.kind.name, error)
             bits[:] = 0
-        masks = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size].view(np.bool_)
-        masks &= self._json if grammar.kind in _JSON else self._unicode
+        masks = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : vocabulary.size].view(np.bool_)
+        masks &= vocabulary.json if grammar.kind in _JSON else vocabulary.unicode
         for node, path in enumerate(paths):
-            if len(before := path or completion) and before[-1] in self._begin_surrogate:
-                masks[node] &= ~self._end_surrogate
+            if len(before := path or completion) and before[-1] in vocabulary.begin_surrogate:
+                masks[node] &= ~vocabulary.end_surrogate
         return masks
 
     def _behind(
@@ -164,107 +234,111 @@ class Grammars:
         """Leads a matcher along a path, fills the node's bits unless the path breaks the grammar, and leads it back."""
         taken = self._accept(matcher, grammar, path)
         if taken == len(path) and not matcher.is_terminated():
-            matcher.fill_next_token_bitmask(bits, node)
+            with self._in_time(grammar):
+                matcher.fill_next_token_bitmask(bits, node)
         matcher.rollback(taken)
 
     def _accept(self, matcher: xgrammar.GrammarMatcher, grammar: Grammar, tokens: Sequence[int]) -> int:
         """Leads a matcher along tokens as far as they keep to the grammar; how many do."""
+        textless, size = self._vocabulary.textless, self._vocabulary.size
         for taken, token in enumerate(tokens):
             # xgrammar refuses these as well, and writes a line to stderr each time.
-            is_known = token < self._vocab_size and (token not in self._bytes.special or token in grammar.end_token_ids)
-            if matcher.is_terminated() or not is_known or not matcher.accept_token(token):
+            is_known = token < size and (token not in textless or token in grammar.end_token_ids)
+            if matcher.is_terminated() or not is_known:
+                return taken
+            with self._in_time(grammar):
+                is_accepted = matcher.accept_token(token)
+            if not is_accepted:
                 return taken
         return len(tokens)
 
-    def _find(self, grammar: Grammar) -> Future[xgrammar.CompiledGrammar]:
-        with self._lock:
-            found = self._compiled.get(grammar)
-            if found is None:
-                found = self._threads.submit(self._compile, grammar)
-                self._compiled.put(grammar, found)
-            return found
-
-    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
-        compiler, text = self._compiler, grammar.text
-        try:
-            match grammar.kind:
-                case GrammarKind.JSON_SCHEMA:
-                    return compiler.compile_json_schema(text, max_whitespace_cnt=MAX_WHITESPACE)
-                case GrammarKind.JSON_OBJECT:
-                    anything = '{"type": "object"}'
-                    return compiler.compile_json_schema(anything, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE)
-                case GrammarKind.REGEX:
-                    return compiler.compile_regex(text)
-                case GrammarKind.EBNF:
-                    return compiler.compile_grammar(text)
-                case GrammarKind.STRUCTURAL_TAG:
-                    return compiler.compile_structural_tag(text)
-        except Exception as error:  # xgrammar has several classes of its own, and raises plain ones too
+    @contextmanager
+    def _in_time(self, grammar: Grammar) -> Iterator[None]:
+        """Gives a grammar up over which a matcher takes so long that every row of the step waits."""
+        started = time.thread_time()
+        yield
+        took_ms, limit_ms = (time.thread_time() - started) * 1000, LATE * self._limits.token_ms
+        if took_ms > limit_ms:
             name = grammar.kind.name.lower()
-            raise InvalidArgumentError(f"{name} is no grammar that can be followed: {_reason(error)}", name) from None
+            reason = f"{name} took {took_ms:.0f} ms for one token; at most {limit_ms:g} ms are allowed; make it simpler"
+            failed = _Job(Compilation(self._vocabulary, grammar, self._limits))
+            failed.found.set_exception(error := InvalidArgumentError(reason, name))
+            with self._lock:
+                self._jobs.put(grammar, failed)
+            self._dropped.append(grammar)
+            raise error
 
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "grammars")
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            dropped = self._dropped.popleft()
+            for key, _ in self._matchers:
+                if key[0] == dropped:
+                    self._matchers.pop(key)
 
-    @cached_property
-    def _bytes(self) -> TokenBytes:
-        return TokenBytes(load_tokenizer(self._folder))
+    # Compiling. Called with the lock where the name says so, else without.
 
-    @property
-    def _vocab_size(self) -> int:
-        return self._bytes.size
+    def _find(self, grammar: Grammar) -> _Job:
+        """The grammar's job, begun unless it was; with the lock."""
+        job = self._jobs.get(grammar)
+        if job is None:
+            job = _Job(Compilation(self._vocabulary, grammar, self._limits))
+            self._jobs.put(grammar, job)
+            self._queued.append(job)
+            self._places.submit(self._run, grammar, job)
+        return job
 
-    @cached_property
-    def _unicode(self) -> Bools:
-        """Tokens without a surrogate, bool[tokens].
+    def _leave(self, grammar: Grammar, job: _Job) -> None:
+        with self._lock:
+            job.waiting -= 1
+            if job.waiting or job.is_kept or job.found.done():
+                return
+            self._forget(grammar, job)
+        job.compilation.end()
 
-        xgrammar 0.2 takes the bytes that would encode one (0xED, then 0xA0 and up) for a character. They are none
-        (RFC 3629, section 3): whoever decodes the text reads three replacement characters.
-        """
-        return np.array([_SURROGATE.search(text) is None for text in self._layout.decoded_vocab])
+    def _forget(self, grammar: Grammar, job: _Job) -> None:
+        """With the lock."""
+        if self._jobs.get(grammar) is job:
+            self._jobs.pop(grammar)
 
-    @cached_property
-    def _begin_surrogate(self) -> frozenset[int]:
-        return frozenset(index for index, text in enumerate(self._layout.decoded_vocab) if text.endswith(b"\xed"))
-
-    @cached_property
-    def _end_surrogate(self) -> Bools:
-        """Tokens that would make one of a 0xED before them, bool[tokens]."""
-        return np.array([_SURROGATE.match(b"\xed" + text) is not None for text in self._layout.decoded_vocab])
-
-    @cached_property
-    def _json(self) -> Bools:
-        """Tokens that may stand in JSON text, bool[tokens].
-
-        It has control characters between its parts alone, and there spaces and ends of lines will do. xgrammar 0.2
-        lets them into strings whose length a schema limits, where they are errors (RFC 8259, section 7).
-        """
-        return self._unicode & [_CONTROLS.isdisjoint(text) for text in self._layout.decoded_vocab]
-
-    @cached_property
-    def _compiler(self) -> xgrammar.GrammarCompiler:
-        import xgrammar
-
-        return xgrammar.GrammarCompiler(self._layout, max_threads=1, cache_enabled=False)
-
-    @cached_property
-    def _layout(self) -> xgrammar.TokenizerInfo:
-        """Made on first use: it takes a fifth of a second, and few deployments are ever asked for a grammar."""
+    def _run(self, grammar: Grammar, job: _Job) -> None:
+        with self._lock:
+            self._queued.remove(job)
+            self._running.append(job)
         try:
-            import xgrammar
-        except ImportError as error:
-            raise FailedPreconditionError(f"this worker has no xgrammar ({error}); pip install xgrammar") from error
-        return xgrammar.TokenizerInfo(
-            # What is no text never matches: special tokens, and ids that the tokenizer leaves out.
-            [b"" if token in self._bytes.special else self._bytes.of(token) for token in range(self._vocab_size)],
-            xgrammar.VocabType.RAW,
-            vocab_size=self._vocab_size,
-            stop_token_ids=[],  # each grammar names its own
-        )
+            outcome: xgrammar.CompiledGrammar | Exception = job.compilation.run(
+                lambda took_s: self._has_turn(job, took_s)
+            )
+        except Exception as error:
+            outcome = error
+        with self._lock:
+            self._running.remove(job)
+            if isinstance(outcome, OverloadedError | UnavailableError):
+                self._forget(grammar, job)  # it may be compiled yet
+        if isinstance(outcome, Exception):
+            job.found.set_exception(outcome)
+        else:
+            job.found.set_result(outcome)
+            self._make_room()
 
+    def _has_turn(self, job: _Job, took_s: float) -> bool:
+        """Whether a job that has taken so long may go on."""
+        with self._lock:
+            return took_s < FAIR_S or not self._queued or self._running[0] is not job
 
-def _reason(error: Exception) -> str:
-    """What xgrammar says, without the time and the place in its source."""
-    text = " ".join(str(error).split())
-    return text.split(": ", 1)[-1] if text.startswith("[") else text
+    def _make_room(self) -> None:
+        """Drops those used longest ago until the rest fits; never the last one."""
+        with self._lock:
+            jobs = list(self._jobs)
+            total = sum(job.size for _, job in jobs)
+            for grammar, job in jobs[:-1]:
+                if total <= self._limits.cache_mib << 20:
+                    return
+                if job.size:
+                    total -= job.size
+                    self._jobs.pop(grammar)
+                    self._dropped.append(grammar)
+
+    @cached_property
+    def _places(self) -> ThreadPoolExecutor:
+        """Each thread waits for one process."""
+        return ThreadPoolExecutor(self._limits.at_once, "grammars")

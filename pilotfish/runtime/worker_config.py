@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime.grammar_limits import GrammarLimits
 from pilotfish.settings import ListenAddress, Settings
 
 
@@ -57,6 +58,38 @@ class WorkerConfig(Settings):
 
     share_cores: Path | None = None
     """Workers of one host that name the same file lend each other the threads of those that wait."""
+
+    grammar_timeout_s: float = Field(10, gt=0)
+    """Most processor seconds to compile one grammar of structured output; one that takes more is refused."""
+
+    grammar_memory_mib: int = Field(1024, ge=16)
+    """Most memory to compile one grammar; one that takes more is refused."""
+
+    grammar_size_mib: int = Field(64, ge=1)
+    """Most memory of one grammar once compiled; a larger one is refused."""
+
+    grammar_token_ms: float = Field(50, gt=0)
+    """Most processor time to say which tokens a grammar lets follow; one that takes more is refused, since all rows of
+    a step wait for it."""
+
+    grammars_at_once: int = Field(4, ge=1)
+    """Grammars compiled side by side, each in a process of its own. Where more are asked for, the one that has taken
+    longest gives way after a second."""
+
+    grammar_cache_mib: int = Field(1024, ge=1)
+    """Memory of grammars that stay compiled; those used longest ago make room."""
+
+    @property
+    def grammar_limits(self) -> GrammarLimits:
+        """What grammars may take."""
+        return GrammarLimits(
+            timeout_s=self.grammar_timeout_s,
+            memory_mib=self.grammar_memory_mib,
+            size_mib=self.grammar_size_mib,
+            token_ms=self.grammar_token_ms,
+            at_once=self.grammars_at_once,
+            cache_mib=self.grammar_cache_mib,
+        )
 
     def refuse_with_simulate(self, *names: str) -> None:
         """Raises ``InvalidArgumentError`` if one of these settings was given: a simulated worker has no use for it."""

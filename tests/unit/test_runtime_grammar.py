@@ -177,7 +177,7 @@ def test_texts_are_unicode(kind: str, text: str, begun: str, grammars: Grammars)
 )
 def test_every_kind_is_followed(kind: str, text: str, good: str, bad: str, grammars: Grammars) -> None:
     grammar = Grammar(GrammarKind[kind], text, (EOS_ID,))
-    grammars.compile(grammar)
+    grammars.compile(grammar).result()
     masks = grammars.masks(grammar, ints(), [ids(good), ids(bad)])
     assert masks is not None
     assert masks[0, EOS_ID]
@@ -202,7 +202,7 @@ def test_what_is_no_grammar_is_refused_by_name_and_harms_its_own_row_alone(
     bad = Grammar(GrammarKind[kind], text, (EOS_ID,))
     for _ in range(2):
         with pytest.raises(InvalidArgumentError, match=f"{kind.lower()} is no grammar that can be followed: .*[a-z]"):
-            grammars.compile(bad)
+            grammars.compile(bad).result()
     masks = grammars.masks(bad, ints(), [[], ids("a")])
     assert masks is not None
     assert not masks.any()
@@ -212,12 +212,12 @@ def test_what_is_no_grammar_is_refused_by_name_and_harms_its_own_row_alone(
 
 
 def test_a_drafter_does_not_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, may_go_on = Grammars(folder, waits=False), threading.Event()
-    compile_now = drafter._compile
-    monkeypatch.setattr(drafter, "_compile", lambda grammar: (may_go_on.wait(), compile_now(grammar))[1])
+    may_go_on, run = threading.Event(), module.Compilation.run
+    monkeypatch.setattr(module.Compilation, "run", lambda self, *rest: may_go_on.wait() and run(self, *rest))
+    drafter = Grammars(folder, waits=False)
     assert drafter.masks(regex("ab"), ints(), [[]]) is None
     may_go_on.set()
-    drafter.compile(regex("ab"))
+    drafter.compile(regex("ab")).result()
     masks = drafter.masks(regex("ab"), ints(), [[]])
     assert masks is not None
     assert set(np.flatnonzero(masks[0]).tolist()) == set(ids("a"))
