@@ -14,6 +14,7 @@ import numpy as np
 from orchestrator.core.acceptance import Rule
 from orchestrator.core.requests import Params, Request
 from orchestrator.core.shaping import Shaping
+from orchestrator.json_schema import written_tag, written_text
 from pilotfish.errors import shown
 from pilotfish.steps import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, require
 
@@ -224,7 +225,10 @@ def _shaping(asked: Asked, max_tokens: int, end_token_ids: frozenset[int], vocab
 
 
 def _grammar(asked: Asked, end_token_ids: frozenset[int]) -> Grammar | None:
-    """The grammar, of which there is one at most; whether it is sound is for the target to say."""
+    """The grammar, of which there is one at most.
+
+    Here JSON schemas are read; whether the others are sound is for the target to say.
+    """
     texts = {GrammarKind[name.upper()]: getattr(asked, name) for name in GRAMMARS}
     given = [(kind, text) for kind, text in texts.items() if text is not None]
     if asked.json_object:
@@ -239,6 +243,10 @@ def _grammar(asked: Asked, end_token_ids: frozenset[int]) -> Grammar | None:
     require(not asked.ignore_eos, "ignore_eos", "set", f"with {name} the end token ends the text that fits it")
     require(not asked.min_tokens, "min_tokens", asked.min_tokens, f"must be 0 with {name}, which may be short")
     require(len(end_token_ids) > 0, name, "given", "this model has no end token, so that no grammar could end")
+    if kind is GrammarKind.JSON_SCHEMA:
+        text = written_text(text, name)
+    elif kind is GrammarKind.STRUCTURAL_TAG:
+        text = written_tag(text, name)
     return Grammar(kind, text, tuple(sorted(end_token_ids)))
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from orchestrator.generation import Generation
 from orchestrator.http.bodies.chat import ChatMessage
-from orchestrator.http.bodies.tools import NamedTool, Tool, ToolChoice
+from orchestrator.http.bodies.tools import FunctionDefinition, NamedTool, Tool, ToolChoice
 from orchestrator.http.errors import invalid
-from orchestrator.http.forms import Form, tag
+from orchestrator.http.forms import Form, kept_schema, tag
 from orchestrator.http.tool_reading import ForcedCalls, Reader, Text
 from orchestrator.http.tool_writing import Function, Writing, writing_of
 
@@ -81,7 +81,12 @@ def plan(
 
 
 def _functions(tools: Sequence[Tool]) -> list[Function]:
-    return [Function(tool.function.name, tool.function.parameters or {"type": "object"}) for tool in tools]
+    return [Function(tool.function.name, _parameters(tool.function)) for tool in tools]
+
+
+def _parameters(function: FunctionDefinition) -> Mapping[str, Any]:
+    within = f"the parameters of {function.name}, "
+    return kept_schema(function.parameters or {"type": "object"}, "tools", function.strict, within)
 
 
 def _or_calls(form: Form, calls: Mapping[str, Any]) -> Form:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.http.bodies.forms import ResponseFormat, StructuredOutputs, TextFormat
+from orchestrator.http.errors import invalid
+from orchestrator.json_schema import check_schema, relaxed
+from pilotfish.errors import InvalidArgumentError
 
 _JSON = {"type": "json_schema", "max_whitespace_cnt": 40}  # as of a schema by itself; see pilotfish/runtime/grammar.py
 _ANY = _JSON | {"json_schema": {"type": "object"}}
@@ -48,9 +51,9 @@ def form_of(format: ResponseFormat | TextFormat | None, outputs: StructuredOutpu
     if format.type == "json_object":
         return Form({"json_object": True}, field, _ANY)
     if isinstance(format, TextFormat):
-        return _schema(format.schema_ or {}, f"{field}.schema")
+        return _schema(format.schema_ or {}, f"{field}.schema", format.strict)
     assert format.json_schema is not None
-    return _schema(format.json_schema.schema_, f"{field}.json_schema.schema")
+    return _schema(format.json_schema.schema_, f"{field}.json_schema.schema", format.json_schema.strict)
 
 
 def tag(part: Mapping[str, Any], field: str) -> Form:
@@ -74,6 +77,29 @@ def _structured(outputs: StructuredOutputs) -> Form:
     return Form({"json_object": True}, f"{field}.json_object", _ANY)
 
 
-def _schema(schema: Mapping[str, Any], field: str) -> Form:
+def _schema(schema: Mapping[str, Any], field: str, strict: bool | None = None) -> Form:
+    schema = kept_schema(schema, field, strict)
     # In ASCII: what a client writes may be no text in Unicode.
     return Form({"json_schema": json.dumps(schema)}, field, _JSON | {"json_schema": schema})
+
+
+def kept_schema(schema: Mapping[str, Any], field: str, strict: bool | None, within: str = "") -> Mapping[str, Any]:
+    """A schema that a grammar keeps to: the one given or, where ``strict`` is false, what a grammar can keep of it.
+
+    Args:
+        schema: as JSON has it.
+        field: of the body, for errors.
+        strict: OpenAI's.
+        within: where in the field it is.
+
+    Raises:
+        ApiError: a grammar does not keep to it, naming keyword and path.
+    """
+    try:
+        if strict is False:
+            found: Mapping[str, Any] = relaxed(schema, field)
+            return found
+        check_schema(schema, field, within)
+    except InvalidArgumentError as error:
+        raise invalid(field, str(error)) from error
+    return schema

@@ -56,8 +56,6 @@ LATE = 4
 
 DEFAULT_LIMITS = GrammarLimits()
 
-_JSON = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
-
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -198,10 +196,10 @@ class Grammars:
             log.warning("a %s grammar cannot be followed: %s", grammar.kind.name, error)
             bits[:] = 0
         masks = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : vocabulary.size].view(np.bool_)
-        masks &= vocabulary.json if grammar.kind in _JSON else vocabulary.unicode
+        masks &= vocabulary.json if _is_json(grammar) else vocabulary.unicode
         for node, path in enumerate(paths):
-            if len(before := path or completion) and before[-1] in vocabulary.begin_surrogate:
-                masks[node] &= ~vocabulary.end_surrogate
+            if len(before := path or completion) and (bad := vocabulary.goes_on_badly.get(before[-1])) is not None:
+                masks[node] &= ~bad
         return masks
 
     def _behind(
@@ -342,3 +340,10 @@ class Grammars:
     def _places(self) -> ThreadPoolExecutor:
         """Each thread waits for one process."""
         return ThreadPoolExecutor(self._limits.at_once, "grammars")
+
+
+def _is_json(grammar: Grammar) -> bool:
+    """Whether control characters are kept out of the text."""
+    if grammar.kind is GrammarKind.STRUCTURAL_TAG:
+        return "minLength" in grammar.text or "maxLength" in grammar.text  # where xgrammar lets them into strings
+    return grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     import xgrammar
 
 _CONTROLS = frozenset(range(0x20)) - frozenset(b"\n\r")
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
+_AFTER = {
+    0xE0: rb"[\x80-\x9f]",  # shorter in two bytes
+    0xED: rb"[\xa0-\xbf]",  # a surrogate
+    0xF0: rb"[\x80-\x8f]",  # shorter in three bytes
+    0xF4: rb"[\x90-\xbf]",  # past the last character
+}
+"""Of bytes that begin a character in UTF-8, those that may not come next (RFC 3629, section 4)."""
+_NONE = re.compile(rb"[\xc0\xc1\xf5-\xff]|" + b"|".join(re.escape(bytes([a])) + b for a, b in _AFTER.items()))
 
 
 class Vocabulary:
@@ -44,22 +51,19 @@ class Vocabulary:
 
     @cached_property
     def unicode(self) -> Bools:
-        """Tokens without a surrogate, bool[tokens].
+        """Tokens without bytes that are no character, bool[tokens].
 
-        xgrammar 0.2 takes the bytes that would encode one (0xED, then 0xA0 and up) for a character. They are none
-        (RFC 3629, section 3): whoever decodes the text reads three replacement characters.
+        xgrammar 0.2 takes some for one: those of a surrogate, those that say in more bytes what fewer can, those past
+        the last character. Whoever decodes the text reads replacement characters.
         """
-        return np.array([_SURROGATE.search(text) is None for text in self.layout.decoded_vocab])
+        return np.array([_NONE.search(text) is None for text in self.layout.decoded_vocab])
 
     @cached_property
-    def begin_surrogate(self) -> frozenset[int]:
-        """Tokens that end in 0xED."""
-        return frozenset(index for index, text in enumerate(self.layout.decoded_vocab) if text.endswith(b"\xed"))
-
-    @cached_property
-    def end_surrogate(self) -> Bools:
-        """Tokens that would make a surrogate of a 0xED before them, bool[tokens]."""
-        return np.array([_SURROGATE.match(b"\xed" + text) is not None for text in self.layout.decoded_vocab])
+    def goes_on_badly(self) -> dict[int, Bools]:
+        """Of tokens whose last byte begins a character, the tokens that may not follow, bool[tokens]."""
+        texts = self.layout.decoded_vocab
+        bad = {byte: np.array([re.match(after, text) is not None for text in texts]) for byte, after in _AFTER.items()}
+        return {index: bad[text[-1]] for index, text in enumerate(texts) if text and text[-1] in bad}
 
     @cached_property
     def json(self) -> Bools:

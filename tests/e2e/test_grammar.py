@@ -15,8 +15,10 @@ import pytest
 from deployment import Deployment
 from drafts import DRAFTS, Wrapped, drafting
 from tiny_models import EOS_ID, byte_tokenizer
+from waiting import eventually
 
 from draft_svc.drafters import Proposals
+from draft_svc.drafters.model import ModelDrafter
 from pilotfish import Client, Completion, FailedPreconditionError, InvalidArgumentError, SamplingParams
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.steps import DraftStep
@@ -74,6 +76,11 @@ def write(client: Client, name: str, **params: Any) -> list[Completion]:
             assert len(completion.token_ids) == LENGTH
             assert name != "regex"
     return found
+
+
+def has_compiled(drafter: ModelDrafter) -> bool:
+    """Whether a draft has compiled what it was asked for, which it does meanwhile."""
+    return eventually(lambda: all(job.found.done() for _, job in drafter._grammars._jobs))
 
 
 def every_text(client: Client) -> Texts:
@@ -160,9 +167,11 @@ def test_drafts_that_break_the_grammar_harm_nothing(
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_draft_that_is_the_target_keeps_all_its_tokens(name: str, folder: Path, target: LoadedModel) -> None:
-    with Deployment(folder, target, (target,), draft_length=5) as deployment, deployment.client() as client:
+    drafter = ModelDrafter(target, pages=256)
+    with Deployment(folder, target, (drafter,), draft_length=5) as deployment, deployment.client() as client:
         for sampling in ({}, {"temperature": 1.0, "seed": 3}):
-            write(client, name, **sampling)  # a draft compiles the grammar meanwhile
+            write(client, name, **sampling)
+            assert has_compiled(drafter)
             for completion in write(client, name, **sampling):
                 usage = completion.usage
                 # Behind the end of its grammar a draft does not know what to say.
@@ -207,10 +216,16 @@ def test_a_target_that_comes_back_takes_a_grammar_up_where_it_was(
         deployment.check_pools()
 
 
+NOT_KEPT = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("regex is no grammar that can be followed: ", {"regex": "(("}),
-    ("json_schema is no grammar", {"json_schema": "{"}),
-    ("json_schema is no grammar", {"json_schema": {"type": "nonsense"}}),
+    ("json_schema is no JSON: ", {"json_schema": "{"}),
+    ("json_schema at #/type is 'nonsense'; must be of object, ", {"json_schema": {"type": "nonsense"}}),
+    (
+        "json_schema at #/items/uniqueItems is True; ",
+        {"json_schema": {"items": {"type": "array", "uniqueItems": True}}},
+    ),
+    ("structural_tag at #/format/json_schema, #/not is ", {"structural_tag": NOT_KEPT}),
     ("ebnf is no grammar", {"ebnf": "root ::="}),
     ("structural_tag is no grammar", {"structural_tag": {}}),
     ("regex is empty; give a grammar, or leave it out", {"regex": ""}),
@@ -266,8 +281,10 @@ def test_a_stop_text_before_the_place_where_nothing_follows_ends_a_sample_well(
     """Both come with one answer of the target: b, which was drafted, and that nothing follows it."""
     (banned,) = byte_tokenizer().encode("c").ids
     asked = SamplingParams(regex="abc", banned_token_ids=[banned], stop=["b"], n=2)
-    with Deployment(folder, target, (target,), draft_length=3) as deployment, deployment.client() as client:
-        client.generate(PROMPTS[0], SamplingParams(regex="abc"))  # the draft compiles the grammar meanwhile
+    drafter = ModelDrafter(target, pages=256)
+    with Deployment(folder, target, (drafter,), draft_length=3) as deployment, deployment.client() as client:
+        client.generate(PROMPTS[0], SamplingParams(regex="abc"))
+        assert has_compiled(drafter)
         samples = client.generate(PROMPTS[0], asked).samples
         assert samples[0].usage.drafted > 0
         assert [(sample.text, sample.finish_reason) for sample in samples] == [("a", "stop")] * 2

@@ -20,7 +20,8 @@ class JsonSchema(Body):
     description: Any = ignored("the model does not see it")
     schema_: dict[str, Any] = Field(alias="schema", max_length=MAX_SCHEMA_KEYWORDS)
     """JSON Schema; the text always follows it."""
-    strict: Any = ignored("the text follows the schema in any case")
+    strict: bool | None = None
+    """False: keywords that a grammar does not keep to are left out, rather than refused."""
 
 
 class ResponseFormat(Body):
@@ -43,7 +44,8 @@ class TextFormat(Body):
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema", max_length=MAX_SCHEMA_KEYWORDS)
     description: Any = ignored("the model does not see it")
-    strict: Any = ignored("the text follows the schema in any case")
+    strict: bool | None = None
+    """As in a chat's."""
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> TextFormat:

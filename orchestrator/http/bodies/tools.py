@@ -37,7 +37,8 @@ class FunctionDefinition(Body):
     parameters: dict[str, Any] | None = Field(default=None, max_length=MAX_SCHEMA_KEYWORDS)
     """JSON Schema of the arguments; none: any object."""
     strict: bool | None = None
-    """True: whatever begins like a call follows the schemas, even where the model may call or not."""
+    """True: whatever begins like a call follows the schemas, even where the model may call or not. False: keywords of
+    the schema that a grammar does not keep to are left out, rather than refused."""
 
 
 class Tool(Body):

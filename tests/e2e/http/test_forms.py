@@ -159,6 +159,56 @@ def test_a_form_that_is_none_fails_its_own_request_by_name(
         assert http.post("/v1/completions", json=body | {"stream": False}).status_code == 200
 
 
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}}}
+UNIQUE_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": UNIQUE}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE, "strict": True}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE}}, "tools": TOOLS},
+            "response_format.json_schema.schema",
+        ),
+        ("chat/completions", {"structured_outputs": {"json": UNIQUE}}, "structured_outputs.json"),
+        ("chat/completions", {"tools": [*TOOLS, UNIQUE_TOOL], "tool_choice": "required"}, "tools"),
+        ("responses", {"text": {"format": {"type": "json_schema", "schema": UNIQUE}}}, "text.format.schema"),
+        ("responses", {"tools": [{"type": "function", **UNIQUE_TOOL["function"]}], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_a_schema_that_is_not_kept_to_is_refused_by_keyword_and_path(
+    path: str, fields: dict[str, Any], param: str, deployment: Deployment
+) -> None:
+    asked = {"model": MODEL, **({"input": "x"} if path == "responses" else {"messages": CHAT})}
+    with httpx2.Client(base_url=url(deployment), timeout=60) as http:
+        answer = http.post(f"/v1/{path}", json=asked | fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param} at ")
+    assert "#/properties/a/uniqueItems is True; a grammar does not keep to it" in error["message"]
+
+
+def test_strict_false_leaves_out_what_is_not_kept_to(client: openai.OpenAI) -> None:
+    chat_format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE, "strict": False}}
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "seed": 1, "max_tokens": 300}
+    for seed in range(3):
+        found = client.chat.completions.create(**settings | {"seed": seed}, response_format=chat_format)
+        if found.choices[0].finish_reason == "stop":
+            value = json.loads(found.choices[0].message.content or "")
+            assert value.keys() <= {"a"}
+            assert set(value.get("a", [])) <= {1}
+    tool: Any = {"type": "function", "function": UNIQUE_TOOL["function"] | {"strict": False}}
+    called = client.chat.completions.create(**settings, tools=[tool], tool_choice="required")
+    assert called.choices[0].message.tool_calls
+
+
 def test_sixteen_at_once_all_write_json(deployment: Deployment) -> None:
     async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
         form: Any = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA}}
