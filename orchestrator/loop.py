@@ -60,7 +60,7 @@ EMIT_EARLY = 32
 
 STUCK = (
     "after {} tokens no token may follow: the grammar, allowed_token_ids, banned_token_ids and a logit_bias of -100 "
-    "leave none; ask for less"
+    "leave none, or the grammar takes too long to say; ask for less"
 )
 
 SETTLE_S = 0.001

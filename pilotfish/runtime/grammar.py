@@ -321,7 +321,8 @@ class Grammars:
     def _has_turn(self, job: _Job, took_s: float) -> bool:
         """Whether a job that has taken so long may go on."""
         with self._lock:
-            return took_s < FAIR_S or not self._queued or self._running[0] is not job
+            is_awaited = job.is_kept and self._waits  # by a step, and so by every row
+            return is_awaited or took_s < FAIR_S or not self._queued or self._running[0] is not job
 
     def _make_room(self) -> None:
         """Drops those used longest ago until the rest fits; never the last one."""

@@ -217,6 +217,7 @@ def test_a_target_that_comes_back_takes_a_grammar_up_where_it_was(
 
 
 NOT_KEPT = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}
+NOT_UNIQUE = {"items": {"type": "array", "uniqueItems": True}}
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("regex is no grammar that can be followed: ", {"regex": "(("}),
     ("json_schema is no JSON: ", {"json_schema": "{"}),

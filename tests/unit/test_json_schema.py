@@ -215,7 +215,7 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         [of("array", items=WHOLE, minItems=2), of("array", prefixItems=[WHOLE, NULL], minItems=2)],
         [of("array", minItems=1), of("array", prefixItems=[{}], minItems=2), {"minItems": 1}, of("array", minItems=-1)],
     ),
-    "maxItems": ([of("array", items=WHOLE, maxItems=2), of("array", items={}, maxItems=0), of("array", maxItems=1)], []),
+    "maxItems": ([of("array", items={}, maxItems=2), of("array", items={}, maxItems=0), of("array", maxItems=1)], []),
     "uniqueItems": (
         [of("array", items=of("boolean"), uniqueItems=False), of("array", items=WHOLE, uniqueItems=True, maxItems=1)],
         [of("array", items=of("boolean"), uniqueItems=True), {"uniqueItems": True}],
