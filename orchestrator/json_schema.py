@@ -104,7 +104,7 @@ _DATE = f"([0-9]{{3}}[1-9]|[0-9]{{2}}[1-9]0|[0-9][1-9]00|[1-9]000)-{_DAY}|{_LEAP
 _HOUR_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_HOUR_MINUTE}:[0-5][0-9](\\.[0-9]{{1,9}})?(Z|[+-]{_HOUR_MINUTE})"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
 _WORD = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,30}"
 _GROUP = "[0-9A-Fa-f]{1,4}"
 _UP_TO = ["", _GROUP, *(f"{_GROUP}(:{_GROUP}){{0,{count}}}" for count in range(1, 7))]
@@ -234,30 +234,45 @@ def relaxed(schema: Any, field: str) -> Any:
     Raises:
         InvalidArgumentError: it is no schema.
     """
-    schema = copy.deepcopy(schema)
-    while True:
-        try:
-            _Audit(schema).check()
-        except _Fault as fault:
-            if not fault.path:
-                raise InvalidArgumentError(f"{field} is {_short(schema)}; {fault.reason}", field) from None
-            holder, name = _at(schema, fault.path[:-1]), fault.path[-1]
-            if isinstance(holder, dict):
-                del holder[name]
-            else:
-                holder[name] = {}
-        else:
-            return schema
+    try:
+        _require_shallow(schema)
+        schema = copy.deepcopy(schema)
+        _Audit(schema, _leave_out).check()
+    except _Fault as fault:
+        raise InvalidArgumentError(f"{field} is {_short(schema)}; {fault.reason}", field) from None
+    return schema
+
+
+def _leave_out(schema: Any, fault: _Fault) -> None:
+    if not fault.path:
+        raise fault
+    holder, name = _at(schema, fault.path[:-1]), fault.path[-1]
+    if name == "oneOf" and isinstance(holder, dict) and "anyOf" not in holder:
+        holder["anyOf"] = holder.pop("oneOf")  # which may be all that is wrong with it
+    elif isinstance(holder, dict):
+        del holder[name]
+    else:
+        holder[name] = {}
+
+
+def _blame(root: Any, fault: _Fault) -> None:
+    raise fault
 
 
 class _Audit:
-    """Looks at every schema that the root leads to."""
+    """Looks at every schema that the root leads to.
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    Args:
+        root: of the schema.
+        mend: takes the root and what is wrong with it; raises it, or makes it right.
+    """
+
+    def __init__(self, root: Any, mend: Callable[[Any, _Fault], None] = _blame) -> None:
+        self._root, self._mend = root, mend
+        self._budget = 50_000  # of comparisons; branches that refer to branches could ask for any number
 
     def check(self) -> None:
-        """Raises ``_Fault`` at the first keyword that is not kept to."""
+        """Raises ``_Fault`` at the first keyword that is not kept to, or has it mended."""
         _require_shallow(self._root)
         waiting: list[tuple[Any, Path]] = [(self._root, ())]
         seen: set[Path] = set()
@@ -266,14 +281,27 @@ class _Audit:
             if path in seen:
                 continue
             seen.add(path)
-            if isinstance(schema, bool):
-                if not schema:
-                    raise _Fault(path, "nothing fits false; leave it out")
-                continue
-            if not isinstance(schema, dict):
-                raise _Fault(path, "must be a schema: an object, or true")
-            self._check(schema, path)
-            waiting += reversed(list(self._children(schema, path)))
+            while True:
+                try:
+                    children = self._checked(schema, path)
+                except _Fault as fault:
+                    self._mend(self._root, fault)
+                    if fault.path == path:  # the whole of it
+                        break
+                else:
+                    waiting += reversed(children)
+                    break
+
+    def _checked(self, schema: Any, path: Path) -> list[tuple[Any, Path]]:
+        """What a schema leads to, if it is sound."""
+        if isinstance(schema, bool):
+            if not schema:
+                raise _Fault(path, "nothing fits false; leave it out")
+            return []
+        if not isinstance(schema, dict):
+            raise _Fault(path, "must be a schema: an object, or true")
+        self._check(schema, path)
+        return list(self._children(schema, path))
 
     def _check(self, schema: Schema, path: Path) -> None:
         def fault(keyword: str, reason: str) -> _Fault:
@@ -289,13 +317,34 @@ class _Audit:
         if deciding is not None:
             may_stand = {deciding} if deciding == "$ref" else {deciding, "type"}
             if beside := [keyword for keyword in _ASSERTING if keyword in schema and keyword not in may_stand]:
-                advice = "put both into one schema"
-                raise fault(beside[0], f"stands beside {deciding}, and a grammar keeps to that alone; {advice}")
+                # Branches are blamed rather than what stands beside them, which strict false keeps then.
+                blamed, other = (deciding, beside[0]) if "Of" in deciding else (beside[0], deciding)
+                raise fault(
+                    blamed, f"stands beside {other}, and a grammar keeps to one of them; make one schema of both"
+                )
         types = self._own_types(schema, path)
         if deciding is not None:
-            getattr(self, f"_check_{deciding.strip('$').lower()}")(schema, fault, types)
-            return
-        self._check_of_types(schema, fault, types)
+            self._check_deciding(deciding, schema, fault, types)
+        else:
+            self._check_of_types(schema, fault, types)
+
+    def _check_deciding(self, keyword: str, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
+        match keyword:
+            case "$ref":
+                self._check_ref(schema, fault)
+            case "const":
+                _check_values([schema["const"]], "const", schema, fault, types)
+            case "enum":
+                if not isinstance(schema["enum"], list) or not schema["enum"]:
+                    raise fault("enum", "must be a list of at least one value")
+                _check_values(schema["enum"], "enum", schema, fault, types)
+            case "oneOf":
+                self._check_disjoint(self._branches("oneOf", schema, fault, types), fault)
+            case "anyOf":
+                self._branches("anyOf", schema, fault, types)
+            case "allOf":
+                if len(self._branches("allOf", schema, fault, types)) > 1:
+                    raise fault("allOf", "a grammar keeps to one branch alone; put them into one schema")
 
     def _check_of_types(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
         if "type" not in schema:
@@ -324,49 +373,19 @@ class _Audit:
             raise _Fault((*path, "type"), f"must be of {', '.join(_TYPES)}, or a list of some")
         return tuple(types)
 
-    def _check_ref(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
+    def _check_ref(self, schema: Schema, fault: Blame) -> None:
         followed: set[str] = set()
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
-            if reference in followed if isinstance(reference, str) else False:
-                raise fault("$ref", "leads back to itself")
             try:
                 schema = self._target(reference)[0]
             except ValueError as error:
                 raise fault("$ref", str(error)) from None
+            if reference in followed:
+                raise fault("$ref", "leads back to itself")
             followed.add(reference)
 
-    def _check_const(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
-        self._check_values([schema["const"]], "const", schema, fault, types)
-
-    def _check_enum(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
-        if not isinstance(schema["enum"], list) or not schema["enum"]:
-            raise fault("enum", "must be a list of at least one value")
-        self._check_values(schema["enum"], "enum", schema, fault, types)
-
-    def _check_values(
-        self,
-        values: Sequence[Any],
-        keyword: str,
-        schema: Schema,
-        fault: Blame,
-        types: Sequence[str],
-    ) -> None:
-        for value in values:
-            if not _can_be_written(value):
-                raise fault(keyword, f"has {_short(value)}, which is no JSON, or an integer of more than 64 bits")
-            if "type" in schema and not _is_of(value, types):
-                raise fault(keyword, f"has {_short(value)}, which is not of its type {_short(schema['type'])}")
-
-    def _check_anyof(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
-        self._branches("anyOf", schema, fault, types)
-
-    def _check_allof(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
-        if len(self._branches("allOf", schema, fault, types)) > 1:
-            raise fault("allOf", "a grammar keeps to one branch alone; put them into one schema")
-
-    def _check_oneof(self, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
-        branches = self._branches("oneOf", schema, fault, types)
+    def _check_disjoint(self, branches: Sequence[Any], fault: Blame) -> None:
         for index, branch in enumerate(branches):
             for other in range(index):
                 if not self._are_disjoint(branch, branches[other], MAX_DEPTH):
@@ -433,10 +452,14 @@ class _Audit:
                 return True
         return True
 
+    def _may_compare(self, count: int = 1) -> bool:
+        self._budget -= count
+        return self._budget > 0
+
     def _types(self, schema: Any, depth: int = MAX_DEPTH) -> set[str]:
         """Types that a value of the schema may have."""
         schema = self._resolved(schema)
-        if not isinstance(schema, dict) or not depth:
+        if not isinstance(schema, dict) or not depth or not self._may_compare():
             return set(_TYPES)
         if (values := _values(schema)) is not None:
             return {next(each for each in ("integer", *_TYPES) if _is_of(value, [each])) for value in values}
@@ -449,7 +472,7 @@ class _Audit:
     def _are_disjoint(self, one: Any, other: Any, depth: int) -> bool:
         """Whether it is certain that no value fits both."""
         one, other = self._resolved(one), self._resolved(other)
-        if not isinstance(one, dict) or not isinstance(other, dict) or not depth:
+        if not isinstance(one, dict) or not isinstance(other, dict) or not depth or not self._may_compare():
             return False
         for first, second in ((one, other), (other, one)):
             for keyword in ("anyOf", "oneOf", "allOf"):
@@ -457,7 +480,8 @@ class _Audit:
                     return all(self._are_disjoint(branch, second, depth - 1) for branch in branches)
         first_values, second_values = _values(one), _values(other)
         if first_values is not None and second_values is not None:
-            return not any(_equal(a, b) for a in first_values for b in second_values)
+            is_cheap = self._may_compare(len(first_values) * len(second_values))
+            return is_cheap and not any(_equal(a, b) for a in first_values for b in second_values)
         types, others = self._types(one), self._types(other)
         if not any(_within({each}, others) or _within({third}, types) for each in types for third in others):
             return True
@@ -467,6 +491,14 @@ class _Audit:
             self._are_disjoint(one["properties"][name], other["properties"][name], depth - 1)
             for name in _required(one) & _required(other)
         )
+
+
+def _check_values(values: Sequence[Any], keyword: str, schema: Schema, fault: Blame, types: Sequence[str]) -> None:
+    for value in values:
+        if not _can_be_written(value):
+            raise fault(keyword, f"has {_short(value)}, which is no JSON, or an integer of more than 64 bits")
+        if "type" in schema and not _is_of(value, types):
+            raise fault(keyword, f"has {_short(value)}, which is not of its type {_short(schema['type'])}")
 
 
 def _required(schema: Schema) -> set[str]:

@@ -28,6 +28,7 @@ _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 _REPEAT = re.compile(r"[*+?]|\{\d{1,4}(,\d{0,4})?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _MAX_DEPTH = 50
+_MAX_COMPARED = 64  # characters; patterns grow with the square of them
 
 
 class PatternError(ValueError):
@@ -44,13 +45,15 @@ def written_out(pattern: str) -> str:
 
 
 def all_but(texts: Collection[str]) -> str:
-    """A pattern of all strings, as a grammar writes them, but these."""
+    """A pattern of all strings, as a grammar writes them, but these; of a long one, all that begin like it."""
     following: dict[str, set[Span]] = {"": set()}
     for text in texts:
         for index, character in enumerate(text):
             if not _without([(ord(character),) * 2], _ESCAPED_BY_JSON):
                 break  # which no string has that is written so
             following[text[:index]].add((ord(character),) * 2)
+            if index + 1 == _MAX_COMPARED:
+                break
             following.setdefault(text[: index + 1], set())
     found = []
     for begun, spans in following.items():
@@ -241,12 +244,16 @@ def _optional(group: str, repeat: re.Match[str]) -> str:
 
 def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     """Spans in order, less others."""
-    left = sorted(spans)
-    for low, high in taken:
-        cut = []
-        for first, last in left:
-            cut += [(a, b) for a, b in ((first, min(last, low - 1)), (max(first, high + 1), last)) if a <= b]
-        left = cut
+    left, cuts = list[Span](), sorted(taken)
+    for first, last in sorted(spans):
+        for low, high in cuts:
+            if low > last:
+                break
+            if low > first:
+                left.append((first, low - 1))
+            first = max(first, high + 1)
+        if first <= last:
+            left.append((first, last))
     return left
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.admission import MAX_GRAMMAR_BYTES
 from orchestrator.http.bodies.forms import ResponseFormat, StructuredOutputs, TextFormat
 from orchestrator.http.errors import invalid
 from orchestrator.json_schema import check_schema, relaxed
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.steps import require
 
 _JSON = {"type": "json_schema", "max_whitespace_cnt": 40}  # as of a schema by itself; see pilotfish/runtime/grammar.py
 _ANY = _JSON | {"json_schema": {"type": "object"}}
@@ -96,6 +98,8 @@ def kept_schema(schema: Mapping[str, Any], field: str, strict: bool | None, with
         ApiError: a grammar does not keep to it, naming keyword and path.
     """
     try:
+        size = _size(schema)
+        require(size <= MAX_GRAMMAR_BYTES, field, f"of {size} bytes", f"at most {MAX_GRAMMAR_BYTES} are allowed")
         if strict is False:
             found: Mapping[str, Any] = relaxed(schema, field)
             return found
@@ -103,3 +107,10 @@ def kept_schema(schema: Mapping[str, Any], field: str, strict: bool | None, with
     except InvalidArgumentError as error:
         raise invalid(field, str(error)) from error
     return schema
+
+
+def _size(schema: Mapping[str, Any]) -> int:
+    try:
+        return len(json.dumps(schema))
+    except RecursionError:
+        return 0  # it is refused for its depth
