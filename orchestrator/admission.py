@@ -247,10 +247,8 @@ def _grammar(asked: Asked, end_token_ids: frozenset[int]) -> Grammar | None:
         text = written_text(text, name)
     elif kind is GrammarKind.STRUCTURAL_TAG:
         text = written_tag(text, name)
-    size = len(text)  # in ASCII where it was written anew
-    require(
-        size <= MAX_WRITTEN_BYTES, name, f"of {size} bytes when written out", f"at most {MAX_WRITTEN_BYTES}; shorten it"
-    )
+    written = f"of {len(text)} characters when written out"
+    require(len(text) <= MAX_WRITTEN, name, written, f"at most {MAX_WRITTEN} are allowed; shorten it")
     return Grammar(kind, text, tuple(sorted(end_token_ids)))
 
 

@@ -269,7 +269,7 @@ class _Audit:
 
     def __init__(self, root: Any, mend: Callable[[Any, _Fault], None] = _blame) -> None:
         self._root, self._mend = root, mend
-        self._budget = 50_000  # of comparisons; branches that refer to branches could ask for any number
+        self._budget = 20_000  # of comparisons; branches that refer to branches could ask for any number
 
     def check(self) -> None:
         """Raises ``_Fault`` at the first keyword that is not kept to, or has it mended."""

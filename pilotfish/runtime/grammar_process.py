@@ -70,7 +70,6 @@ class Compilation:
     def __init__(self, vocabulary: Vocabulary, grammar: Grammar, limits: GrammarLimits) -> None:
         self._vocabulary, self._grammar, self._limits = vocabulary, grammar, limits
         self._lock = threading.Lock()
-        self._job: Connection | None = None
         self._has_ended = False
         self.pid: int | None = None
 
