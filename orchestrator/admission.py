@@ -16,7 +16,7 @@ from orchestrator.core.requests import Params, Request
 from orchestrator.core.shaping import Shaping
 from orchestrator.json_schema import written_tag, written_text
 from pilotfish.errors import shown
-from pilotfish.steps import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, require
+from pilotfish.steps import MAX_GRAMMAR_BYTES, MAX_WRITTEN_BYTES, Grammar, GrammarKind, require
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 4096  # characters of one
@@ -247,8 +247,8 @@ def _grammar(asked: Asked, end_token_ids: frozenset[int]) -> Grammar | None:
         text = written_text(text, name)
     elif kind is GrammarKind.STRUCTURAL_TAG:
         text = written_tag(text, name)
-    written = f"of {len(text)} characters when written out"
-    require(len(text) <= MAX_WRITTEN, name, written, f"at most {MAX_WRITTEN} are allowed; shorten it")
+    size = len(text.encode())
+    require(size <= MAX_WRITTEN_BYTES, name, f"of {size} bytes written out", f"at most {MAX_WRITTEN_BYTES} are allowed")
     return Grammar(kind, text, tuple(sorted(end_token_ids)))
 
 

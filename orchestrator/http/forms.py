@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.admission import MAX_GRAMMAR_BYTES
 from orchestrator.http.bodies.forms import ResponseFormat, StructuredOutputs, TextFormat
 from orchestrator.http.errors import invalid
 from orchestrator.json_schema import check_schema, relaxed
 from pilotfish.errors import InvalidArgumentError
-from pilotfish.steps import require
+from pilotfish.steps import MAX_GRAMMAR_BYTES, require
 
 _JSON = {"type": "json_schema", "max_whitespace_cnt": 40}  # as of a schema by itself; see pilotfish/runtime/grammar.py
 _ANY = _JSON | {"json_schema": {"type": "object"}}

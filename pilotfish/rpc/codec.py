@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pilotfish.steps import (
-    MAX_GRAMMAR_BYTES,
     MAX_GRAMMAR_ENDS,
+    MAX_WRITTEN_BYTES,
     Capabilities,
     DraftResult,
     DraftStep,
@@ -171,7 +171,7 @@ def grammar_from_pb(grammar: types_pb2.Grammar) -> Grammar:
     known = [int(kind) for kind in GrammarKind]
     require(grammar.kind in known, "grammar.kind", grammar.kind, f"must be one of {known}")
     size, ends = len(grammar.text.encode()), len(grammar.end_token_ids)
-    require(size <= MAX_GRAMMAR_BYTES, "grammar.text", f"{size} bytes", f"at most {MAX_GRAMMAR_BYTES} are allowed")
+    require(size <= MAX_WRITTEN_BYTES, "grammar.text", f"{size} bytes", f"at most {MAX_WRITTEN_BYTES} are allowed")
     require(ends > 0, "grammar.end_token_ids", "empty", "a grammar needs a token to end with")
     require(ends <= MAX_GRAMMAR_ENDS, "grammar.end_token_ids", f"{ends} ids", f"at most {MAX_GRAMMAR_ENDS} may be")
     require_range(np.array(grammar.end_token_ids), "grammar.end_token_ids", 0, 2**31 - 1, "must be >= 0")

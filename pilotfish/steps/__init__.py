@@ -11,12 +11,20 @@ from pilotfish.steps.draft import Capabilities, DraftResult, DraftStep, Proposal
 from pilotfish.steps.grants import Grant
 from pilotfish.steps.logprobs import Logprobs, WantedLogprobs
 from pilotfish.steps.rows import SamplingRows, Supports, TokenRows
-from pilotfish.steps.shaping import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_ENDS, Grammar, GrammarKind, ShapingRows
+from pilotfish.steps.shaping import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_ENDS,
+    MAX_WRITTEN_BYTES,
+    Grammar,
+    GrammarKind,
+    ShapingRows,
+)
 from pilotfish.steps.target import DrawRule, FeatureRule, TargetResult, TargetStep
 
 __all__ = [
     "MAX_GRAMMAR_BYTES",
     "MAX_GRAMMAR_ENDS",
+    "MAX_WRITTEN_BYTES",
     "Bytes",
     "Capabilities",
     "DraftResult",

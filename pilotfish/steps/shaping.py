@@ -10,6 +10,11 @@ import numpy as np
 from pilotfish.steps.arrays import Floats, Ints, empty_ints, require, require_range
 
 MAX_GRAMMAR_BYTES = 65536
+"""Most text of a grammar, as it is asked for."""
+
+MAX_WRITTEN_BYTES = 4 * MAX_GRAMMAR_BYTES
+"""The same as workers get it: what JSON schemas mean is written out for them."""
+
 MAX_GRAMMAR_ENDS = 1024
 """Most end tokens of a grammar."""
 

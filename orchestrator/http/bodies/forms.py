@@ -60,7 +60,7 @@ def _schema(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"it is not JSON: {error}") from error
 
 
