@@ -13,6 +13,7 @@ import grpc
 
 from orchestrator.admission import Asked, check_request_id
 from orchestrator.core.acceptance import Rule, TokenKind
+from orchestrator.core.logprobs import draft_logprobs
 from orchestrator.core.requests import TokenLogprobs
 from orchestrator.core.rounds import Judged
 from orchestrator.generation import Ask, Generation, made_up_id
@@ -65,8 +66,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             async with self._generation.begin(ask, log) as answer:
                 names = ("request_id", "model", "prompt_token_count", "sample_count")
                 yield pb.GenerateResponse(started=pb.Started(**{name: getattr(answer, name) for name in names}))
+                likeliest = request.sampling.logprobs if request.sampling.HasField("logprobs") else None
                 async for event in answer:
-                    yield _response(event)
+                    yield _response(event, likeliest)
             log.status = grpc.StatusCode.OK.name
 
     @unary
@@ -184,7 +186,8 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
     )
 
 
-def _response(event: Event) -> pb.GenerateResponse:
+def _response(event: Event, likeliest: int | None) -> pb.GenerateResponse:
+    """An event as a message; ``likeliest`` is what the request asked for as ``logprobs``."""
     if isinstance(event, Finished):
         reason = f"FINISH_REASON_{event.reason.name}"
         finished = pb.Finished(reason=reason, usage=_usage(event.usage), index=event.index)
@@ -202,14 +205,17 @@ def _response(event: Event) -> pb.GenerateResponse:
             times=_times(event.times),
             index=event.index,
             logprobs=_logprobs(event.logprobs),
-            proposal=None if event.judged is None else _proposal(event.judged),
+            proposal=None if event.judged is None else _proposal(event.judged, likeliest),
         )
     )
 
 
-def _proposal(judged: Judged) -> pb.Proposal:
+def _proposal(judged: Judged, likeliest: int | None) -> pb.Proposal:
     proposal = judged.proposal
-    return pb.Proposal(token_ids=proposal.token_ids, parents=proposal.parents, accepted=judged.path)
+    logprobs = () if likeliest is None else draft_logprobs(proposal, likeliest)
+    return pb.Proposal(
+        token_ids=proposal.token_ids, parents=proposal.parents, accepted=judged.path, logprobs=_logprobs(logprobs)
+    )
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:

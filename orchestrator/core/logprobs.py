@@ -3,6 +3,8 @@
 They are of the model's own law, before temperature, truncation and whatever shapes the logits, so they say the same of
 a token whether it was drafted or not. What the target answers of an output covers every token that can come of it: its
 draw, and the support that a draft token or what a rejection leaves is taken from.
+
+Those of a proposal are another matter: of the law that the drafter drew from, as it drew (``draft_logprobs``).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pilotfish.steps import Floats, Ints, Logprobs, WantedLogprobs, empty_ints, 
 
 if TYPE_CHECKING:
     from orchestrator.core.acceptance import Verdict
+    from orchestrator.core.proposals import Proposal
     from orchestrator.core.target_steps import RowPlan
 
 ROUNDING = 1e-3
@@ -117,6 +120,26 @@ def split_logprobs(
         groups = np.split(row.proposal.supports.token_ids, np.cumsum(row.proposal.supports.counts))
         split.append(RowLogprobs(tokens[at], list(zip(groups, of_supports[at], strict=False)), tops[at], prompt))
     return split
+
+
+def draft_logprobs(proposal: Proposal, likeliest: int) -> tuple[TokenLogprobs, ...]:
+    """Of each node by the q that it and its siblings were drawn from; nothing of a deterministic proposal.
+
+    Args:
+        proposal: of one row.
+        likeliest: most tokens of each q to tell, likeliest first.
+    """
+    if not proposal.is_sampled:
+        return ()
+    bounds = np.concatenate(([0], np.cumsum(proposal.supports.counts)))
+    found = []
+    for token_id, parent in zip(proposal.token_ids.tolist(), proposal.parents.tolist(), strict=True):
+        support = slice(bounds[parent + 1], bounds[parent + 2])
+        ids, logs = proposal.supports.token_ids[support], np.log(proposal.support_probs[support])
+        order = np.argsort(-logs, kind="stable")[:likeliest]
+        top = tuple(zip(ids[order].tolist(), logs[order].tolist(), strict=True))
+        found.append(TokenLogprobs(float(logs[ids == token_id][0]), top))
+    return tuple(found)
 
 
 def _wants_outputs(row: RowPlan) -> bool:

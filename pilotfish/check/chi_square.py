@@ -26,6 +26,9 @@ LEAST_OF_TWO = 10
 """The same of two samples, in each."""
 REST = "others"
 
+_SINGULAR = 1e-9
+"""Share of the largest eigenvalue of a covariance below which one is 0 but for rounding."""
+
 
 @dataclass(frozen=True)
 class Test:
@@ -35,6 +38,8 @@ class Test:
     freedom: int
     """Degrees of freedom; 0 if there were too few draws, or too few outcomes, to compare anything."""
     counts: Counts
+    draws: float = 0.0
+    """That it rests on; of two samples as many of one that would tell as much."""
 
     @property
     def p_value(self) -> float:
@@ -42,7 +47,8 @@ class Test:
 
     def result(self, name: str, answers: int) -> Result:
         """As a result that rests on so many answers; whether it failed is for ``significance.decide`` to say."""
-        numbers = {"answers": float(answers), "statistic": self.statistic, "freedom": float(self.freedom)}
+        numbers = {"answers": float(answers), "draws": self.draws, "statistic": self.statistic}
+        numbers["freedom"] = float(self.freedom)
         return Result(name, "passed", numbers=numbers, p_value=self.p_value, counts=self.counts)
 
 
@@ -83,7 +89,8 @@ def of_two_samples(one: Counter[Hashable], other: Counter[Hashable]) -> Test:
     table, labels = _pooled(table, np.outer(sizes, table.sum(0)) / sizes.sum(), [str(each) for each in outcomes])
     expected = np.outer(sizes, table.sum(0)) / sizes.sum()
     statistic = float(((table - expected) ** 2 / expected).sum())
-    return Test(statistic, len(labels) - 1, Counts(tuple(labels), tuple(table[0]), tuple(expected[0])))
+    counts = Counts(tuple(labels), tuple(table[0]), tuple(expected[0]))
+    return Test(statistic, len(labels) - 1, counts, draws=float(sizes.prod() / sizes.sum()))
 
 
 def of_laws(laws: Doubles, drawn: npt.NDArray[np.intp], labels: Sequence[str]) -> Test:
@@ -98,6 +105,8 @@ def of_laws(laws: Doubles, drawn: npt.NDArray[np.intp], labels: Sequence[str]) -
         drawn: outcome of each draw, int[draws].
         labels: of the outcomes.
     """
+    if not len(drawn):
+        return Test(0.0, 0, Counts((), (), ()))
     observed = np.bincount(drawn, minlength=len(labels)).astype(float)
     groups = _groups(laws.sum(0)[None], LEAST)
     merge = np.zeros((len(labels), len(groups)))
@@ -108,10 +117,12 @@ def of_laws(laws: Doubles, drawn: npt.NDArray[np.intp], labels: Sequence[str]) -
     # One outcome follows from the others; without it V has an inverse.
     difference = (observed - expected)[:-1]
     covariance = (np.diag(expected) - laws.T @ laws)[:-1, :-1]
-    freedom = int(np.linalg.matrix_rank(covariance)) if len(groups) > 1 else 0
-    statistic = float(difference @ np.linalg.pinv(covariance) @ difference) if freedom else 0.0
+    # Where a draw can come to some outcomes only, as those of its own kind, more than one follows from the others.
+    freedom = int(np.linalg.matrix_rank(covariance, rtol=_SINGULAR)) if len(groups) > 1 else 0
+    inverse = np.linalg.pinv(covariance, rcond=_SINGULAR, hermitian=True)
+    statistic = float(difference @ inverse @ difference) if freedom else 0.0
     names = tuple(_name(group, labels) for group in groups)
-    return Test(statistic, freedom, Counts(names, tuple(observed), tuple(expected)))
+    return Test(statistic, freedom, Counts(names, tuple(observed), tuple(expected)), draws=float(len(drawn)))
 
 
 def _pooled(table: Doubles, expected: Doubles, labels: Sequence[str]) -> tuple[Doubles, list[str]]:

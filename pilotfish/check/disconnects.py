@@ -14,8 +14,8 @@ from pilotfish.check.speculation import OFF
 from pilotfish.client.params import SamplingParams
 from pilotfish.client.results import Completion
 
-_WAVES = 3
-_VISITS, _QUICK_VISITS = 48, 24  # of a wave
+_WAVES, _FEWEST_WAVES = 3, 1
+_VISITS, _FEWEST_VISITS = 48, 16  # of a wave
 _LONGEST_STAY = 20  # tokens
 _ALWAYS_FINE_S = 5.0
 
@@ -34,8 +34,8 @@ async def disconnects(asker: Asker) -> AsyncIterator[Result]:
     rng = random.Random(asker.seed("disconnects"))
     endless = SamplingParams(max_tokens=room, ignore_eos=True)
     wait_s = 0.0
-    for wave in range(_WAVES):
-        stays = [rng.randrange(_LONGEST_STAY) for _ in range(asker.some(_VISITS, _QUICK_VISITS))]
+    for wave in range(asker.some(_WAVES, _FEWEST_WAVES)):
+        stays = [rng.randrange(_LONGEST_STAY) for _ in range(asker.some(_VISITS, _FEWEST_VISITS))]
         await asker.leave(
             f"wave {wave + 1}", [(PROMPTS[at % len(PROMPTS)], endless, stay) for at, stay in enumerate(stays)]
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from pilotfish.check.asking import Asker, Question
 from pilotfish.check.endings import Ending, cut_at_stop_text, cut_at_stop_token, misses, stop_texts
 from pilotfish.check.prompts import CODE, LOOP, PROMPTS, STORY
 from pilotfish.check.results import Result, from_faults, skipped
-from pilotfish.check.same import brief
+from pilotfish.check.same import brief, in_every_way
 from pilotfish.check.speculation import OFF, Way, ways
 from pilotfish.client.params import SamplingParams
 from pilotfish.client.results import Completion
@@ -21,15 +21,15 @@ _QUICK_CONTEXT = 1024
 
 async def ends(asker: Asker) -> AsyncIterator[Result]:
     """Asks for long answers without speculation, works out where each must end, and asks for that in every way."""
-    base = SamplingParams(max_tokens=asker.some(64, 32), ignore_eos=True, **OFF)
-    prompts = (STORY, CODE, LOOP)
+    base = SamplingParams(max_tokens=asker.some(64, 24), ignore_eos=True, **OFF)
+    prompts = (STORY, CODE, LOOP)[: asker.some(3, 1)]
     plain = await asker.ask("whole answers", [(prompt, base) for prompt in prompts])
     every: dict[str, Way] = {"speculation off": OFF, **ways(asker)}
     kinds = {"max_tokens": _lengths, "stop texts": _stop_texts, "stop tokens": _stop_tokens}
     for kind, make in kinds.items():
         wanted = [each for prompt, answer in zip(prompts, plain, strict=True) for each in make(prompt, answer, base)]
-        for name, way in every.items():
-            yield await _ended(asker, f"{kind}, {name}", wanted, way)
+        async for result in _ended(asker, kind, wanted, every):
+            yield result
     yield await _end_tokens(asker, base)
     async for result in _context(asker, plain[0].token_ids, every):
         yield result
@@ -62,15 +62,15 @@ def _stop_tokens(prompt: str, answer: Completion, base: SamplingParams) -> list[
     return wanted
 
 
-async def _ended(asker: Asker, name: str, wanted: Sequence[Wanted], way: Way) -> Result:
-    questions = [(prompt, replace(params, **way)) for (prompt, params), _ in wanted]
-    answers = await asker.ask(name, questions)
-    faults = [
-        f"after {brief(prompt)}: {fault}"
-        for (prompt, _), (_, ending), answer in zip(questions, wanted, answers, strict=True)
-        for fault in misses(ending, answer)
-    ]
-    return from_faults(name, faults, answers=len(answers))
+async def _ended(asker: Asker, kind: str, wanted: Sequence[Wanted], every: Mapping[str, Way]) -> AsyncIterator[Result]:
+    found = await in_every_way(asker, kind, every, [question for question, _ in wanted])
+    for name, (asked, answers) in found.items():
+        faults = [
+            f"after {brief(prompt)}: {fault}"
+            for (prompt, _), (_, ending), answer in zip(asked, wanted, answers, strict=True)
+            for fault in misses(ending, answer)
+        ]
+        yield from_faults(f"{kind}, {name}", faults, answers=len(answers))
 
 
 async def _end_tokens(asker: Asker, base: SamplingParams) -> Result:
@@ -105,8 +105,8 @@ async def _context(asker: Asker, token_ids: Sequence[int], every: dict[str, Way]
         (question, Ending(answer.token_ids, answer.text, "length"))
         for question, answer in zip(questions, plain, strict=True)
     ]
-    for name, way in every.items():
-        yield await _ended(asker, f"full context, {name}", wanted, way)
+    async for result in _ended(asker, "full context", wanted, every):
+        yield result
     yield await _beyond(asker, whole)
 
 

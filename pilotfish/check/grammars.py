@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pilotfish.check.asking import Asker, Question
 from pilotfish.check.prompts import QUESTION, STORY
 from pilotfish.check.results import Result, failed, from_faults, skipped
-from pilotfish.check.same import compared
+from pilotfish.check.same import compared, in_every_way
 from pilotfish.check.speculation import OFF, RULES, ways
 from pilotfish.client.params import SamplingParams
 from pilotfish.errors import InvalidArgumentError
@@ -65,7 +65,7 @@ async def grammars(asker: Asker) -> AsyncIterator[Result]:
     if len(asked) < 2:
         yield skipped("all", asker.lacks("json_schema") or "no grammar is honoured")
         return
-    base = SamplingParams(max_tokens=asker.some(160, 64))
+    base = SamplingParams(max_tokens=asker.some(160, 40))
     pairs: list[tuple[Kind, Question]] = []
     for kind in asked:
         params = replace(base, **kind.params)
@@ -74,16 +74,14 @@ async def grammars(asker: Asker) -> AsyncIterator[Result]:
     questions = [question for _, question in pairs]
     plain = await asker.ask("speculation off", [(prompt, replace(params, **OFF)) for prompt, params in questions])
     yield from_faults("fit, speculation off", misfits(pairs, plain), answers=len(plain))
-    for name, way in ways(asker).items():
-        again = [(prompt, replace(params, **way)) for prompt, params in questions]
-        answers = await asker.ask(name, again)
+    for name, (again, answers) in (await in_every_way(asker, "every way", ways(asker), questions)).items():
         yield from_faults(f"fit, {name}", misfits(pairs, answers), answers=len(answers))
         yield await compared(asker, f"same, {name}", again, plain, answers)
     for rule in RULES[1:] if ways(asker) else ():
         sampled = [
             (kind, (prompt, replace(params, acceptance=rule, temperature=1.0, seed=asker.seed(rule, index, kind.name))))
             for kind, (prompt, params) in pairs
-            for index in range(asker.some(6, 2))
+            for index in range(asker.some(6, 1))
         ]
         answers = await asker.ask(f"sampled, {rule}", [question for _, question in sampled])
         yield from_faults(f"fit, sampled × {rule}", misfits(sampled, answers), answers=len(answers))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pilotfish.check.asking import Asker
 from pilotfish.check.prompts import PROMPTS
 from pilotfish.check.results import Result
-from pilotfish.check.same import same
+from pilotfish.check.same import compared, in_every_way
 from pilotfish.check.speculation import OFF, RULES, ways, without_draft
 from pilotfish.client.params import SamplingParams
 
@@ -18,11 +18,9 @@ async def greedy(asker: Asker) -> AsyncIterator[Result]:
     if reason := without_draft(asker):
         yield reason
         return
-    params = SamplingParams(max_tokens=asker.some(96, 40), ignore_eos=True)
+    params = SamplingParams(max_tokens=asker.some(96, 32), ignore_eos=True)
+    questions = [(prompt, params) for prompt in PROMPTS]
     plain = await asker.ask("speculation off", [(prompt, replace(params, **OFF)) for prompt in PROMPTS])
-    for name, way in ways(asker).items():
-        questions = [(prompt, replace(params, **way)) for prompt in PROMPTS]
-        yield await same(asker, name, questions, plain)
-    for rule in RULES:
-        questions = [(prompt, replace(params, acceptance=rule)) for prompt in PROMPTS]
-        yield await same(asker, f"acceptance {rule}", questions, plain)
+    every = {**ways(asker), **{f"acceptance {rule}": {"acceptance": rule} for rule in RULES}}
+    for name, (asked, answers) in (await in_every_way(asker, "every way", every, questions)).items():
+        yield await compared(asker, name, asked, plain, answers)

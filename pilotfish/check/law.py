@@ -53,7 +53,7 @@ async def law(asker: Asker) -> AsyncIterator[Result]:
 
 def _questions(asker: Asker, name: str, params: SamplingParams) -> Iterator[Question]:
     """Two prompts and all draft lengths, but for ``draft_length`` 0, in turn; seeds where a rule was named."""
-    for index in range(asker.some(320, 100)):
+    for index in range(asker.samples(320, 8)):
         draft_length = params.draft_length if params.draft_length == 0 else _DRAFT_LENGTHS[index // 2 % 4]
         seed = asker.seed("law", name, index) if params.acceptance or params.draft_length == 0 else None
         asked = replace(params, max_tokens=_LENGTH, logprobs=TOP, ignore_eos=True, draft_length=draft_length, seed=seed)
@@ -125,11 +125,11 @@ def tests(draws: Sequence[Draw]) -> dict[str, Test]:
         f"{ordinal} token": _by_token([draw for draw in draws if draw.index == index])
         for index, ordinal in enumerate(("first", "second", "third"))
     }
-    found["all tokens by rank"] = _by_rank(draws)
+    found["all tokens by rank"] = by_rank(draws)
     found["repetitions"] = _by_repetition(draws)
     for kind in ("recovered", "bonus"):
         if firsts := [draw for draw in draws if draw.before == kind]:
-            found[f"after a {kind} token"] = _by_rank(firsts)
+            found[f"after a {kind} token"] = by_rank(firsts)
     found["surprise carried on"] = _by_surprise(draws)
     return found
 
@@ -146,7 +146,7 @@ def _by_token(draws: Sequence[Draw]) -> Test:
     return of_laws(laws, drawn, [*map(str, token_ids), REST])
 
 
-def _by_rank(draws: Sequence[Draw]) -> Test:
+def by_rank(draws: Sequence[Draw]) -> Test:
     """The likeliest token, the second likeliest, and so on, each an outcome."""
     laws, drawn = np.zeros((len(draws), TOP + 1)), np.zeros(len(draws), np.intp)
     for row, draw in enumerate(draws):
@@ -182,4 +182,4 @@ def _by_surprise(draws: Sequence[Draw]) -> Test:
         variance += carried**2 * of_surprise
         carried += surprise
     nothing = Counts((), (), ())
-    return Test(total**2 / variance, 1, nothing) if variance else Test(0.0, 0, nothing)
+    return Test(total**2 / variance, 1, nothing, draws=float(len(draws))) if variance else Test(0.0, 0, nothing)

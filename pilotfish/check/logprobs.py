@@ -9,7 +9,8 @@ from pilotfish.check.asking import Asker
 from pilotfish.check.own_law import TOP
 from pilotfish.check.prompts import PROMPTS
 from pilotfish.check.results import Result, from_faults, skipped
-from pilotfish.check.speculation import OFF, RULES, ways
+from pilotfish.check.same import in_every_way
+from pilotfish.check.speculation import OFF, RULES, Way, ways
 from pilotfish.client.params import SamplingParams
 from pilotfish.client.results import Completion, TokenLogprobs
 
@@ -19,19 +20,19 @@ async def logprobs(asker: Asker) -> AsyncIterator[Result]:
     if reason := asker.lacks("logprobs", "prompt_logprobs", "echo"):
         yield skipped("all", reason)
         return
-    base = SamplingParams(max_tokens=asker.some(48, 24), logprobs=TOP, ignore_eos=True)
+    base = SamplingParams(max_tokens=asker.some(48, 16), logprobs=TOP, ignore_eos=True)
     greedy = [(prompt, base) for prompt in PROMPTS]
     seeded = [(prompt, replace(base, temperature=1.0, seed=asker.seed("logprobs", prompt))) for prompt in PROMPTS]
     questions = greedy + seeded
     plain = await asker.ask("speculation off", [(prompt, replace(params, **OFF)) for prompt, params in questions])
-    every = {**ways(asker), **{f"acceptance {rule}": {"acceptance": rule} for rule in RULES}}
-    for name, way in every.items() if ways(asker) else ():
+    rules: dict[str, Way] = {f"acceptance {rule}": {"acceptance": rule} for rule in RULES} if ways(asker) else {}
+    found = await in_every_way(asker, "every way", {**ways(asker), **rules}, questions)
+    for name, (asked, answers) in found.items():
         # Of a seed, only match gives the same text.
-        count = len(greedy) if way.get("acceptance") in ("ratio", "block") else len(questions)
-        asked = [(prompt, replace(params, **way)) for prompt, params in questions[:count]]
-        answers = await asker.ask(name, asked)
-        faults = [fault for pair in zip(plain, answers, strict=False) for fault in _apart(asker, *map(told, pair))]
-        yield from_faults(name, faults, answers=len(answers))
+        count = len(greedy) if asked[0][1].acceptance in ("ratio", "block") else len(questions)
+        pairs = zip(plain[:count], answers[:count], strict=True)
+        faults = [fault for pair in pairs for fault in _apart(asker, *map(told, pair))]
+        yield from_faults(name, faults, answers=count)
     yield await _scored(asker, [answer.token_ids for answer in plain], plain)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TOP = 20
 """Most likeliest tokens that a request may ask for (generation.proto)."""
 
+_ROUNDING = 1e-4  # of probabilities
+
 Scores = dict[int, float]
 """Logarithms of weights by token id; what is not there weighs no more than the least of them."""
 
@@ -40,6 +42,52 @@ def sampled_from(top: Sequence[tuple[int, float]], temperature: float, top_k: in
     weights = [logprob / temperature for _, logprob in top[:top_k]]
     total = float(np.logaddexp.reduce(weights))
     return {token_id: weight - total for (token_id, _), weight in zip(top, weights, strict=False)}
+
+
+def drawn_from(top: Sequence[tuple[int, float]], params: SamplingParams, history: Sequence[int]) -> Scores | None:
+    """Log probabilities after everything that a request asks for, if one of the likeliest tokens comes.
+
+    None where that cannot be told: under a repetition penalty, where rounding decides what top_p or min_p keeps, and
+    where none of them may come.
+
+    Args:
+        top: token ids and log probabilities, likeliest first.
+        params: of the request; temperature above 0.
+        history: tokens of the completion before this one.
+    """
+    scores = shaped(top, params, history)
+    if scores is None:
+        return None
+    weights = {token_id: score / params.temperature for token_id, score in scores.items() if score > -math.inf}
+    ranked = sorted(weights, key=weights.__getitem__, reverse=True)[: params.top_k or None]
+    if not ranked:
+        return None
+    # Without top_k, what all tokens weigh together is only known where nothing was changed.
+    is_plain = weights == dict(top) and not params.top_k
+    total = 0.0 if is_plain else float(np.logaddexp.reduce([weights[token_id] for token_id in ranked]))
+    if not is_plain and not params.top_k and (params.top_p < 1 or params.min_p > 0):
+        return None
+    kept = _truncated([(token_id, math.exp(weights[token_id] - total)) for token_id in ranked], params)
+    if kept is None:
+        return None
+    mass = math.log(sum(p for _, p in kept))
+    return {token_id: math.log(p) - mass for token_id, p in kept}
+
+
+def _truncated(ranked: list[tuple[int, float]], params: SamplingParams) -> list[tuple[int, float]] | None:
+    """What top_p and then min_p keep of tokens and their probabilities; None where rounding decides."""
+    before = 0.0
+    for count, (_, p) in enumerate(ranked):
+        if params.top_p < 1 and abs(before - params.top_p) < _ROUNDING:
+            return None
+        if before > params.top_p:
+            ranked = ranked[:count]
+            break
+        before += p
+    shares = [p / ranked[0][1] for _, p in ranked]
+    if params.min_p > 0 and any(abs(share - params.min_p) < _ROUNDING for share in shares):
+        return None
+    return [each for each, share in zip(ranked, shares, strict=True) if share >= params.min_p]
 
 
 def shaped(top: Sequence[tuple[int, float]], params: SamplingParams, history: Sequence[int]) -> Scores | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pilotfish.bench.render import render
 from pilotfish.check.plots import plots
-from pilotfish.check.report import Report, numbers, verdict
+from pilotfish.check.report import POWER_NOTE, Report, numbers, verdict
+from pilotfish.check.setting import Setting
 
 
 def page(report: Report) -> str:
@@ -23,12 +24,18 @@ def page(report: Report) -> str:
 def _headlines(report: Report) -> list[tuple[str, str, str]]:
     """(value, what it is, its look)."""
     counts = report.counts(report.results)
-    found = [(f"{counts['passed']}", "passed", "passed")]
+    found = [(f"{counts['passed']}", "passed", "none" if report.unfinished else "passed")]
+    if report.unfinished:
+        found.insert(0, (f"{len(report.unfinished)}", "checks that did not come to their end", "failed"))
     found.append((f"{counts['failed']}", "failed", "failed" if counts["failed"] else "none"))
     if counts["skipped"]:
         found.append((f"{counts['skipped']}", "skipped, with the reason", "none"))
     found.append((f"{report.requests:,}", f"answers of {report.tokens:,} tokens, in {report.seconds:.0f} s", "none"))
     return found
+
+
+def _extent(setting: Setting) -> str:
+    return "everything in full" if setting.budget_s is None else f"what fits into {setting.budget_s:.0f} s"
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
@@ -39,11 +46,12 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("target", info.model),
         ("draft", info.draft_model + replicas if info.draft_replica_count else "no draft"),
         *report.origin.facts,
-        ("run", f"{'quick' if report.setting.is_quick else 'full'}, seed {report.setting.seed}"),
+        ("run", f"{_extent(report.setting)}, seed {report.setting.seed}"),
         (
             "statistics",
             f"{len(report.statistical)} tests; by chance alone any of them fails in one of "
             f"{1 / report.setting.false_alarms:,.0f} runs against a sound deployment",
         ),
+        ("power", POWER_NOTE),
         ("date", report.origin.date.replace("T", " ")),
     ]

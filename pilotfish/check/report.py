@@ -6,10 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from pilotfish.bench.origin import Origin
-from pilotfish.check.results import Result, Status
+from pilotfish.check.results import EVERY_ANSWER, Result, Status
 from pilotfish.check.setting import Setting
+from pilotfish.check.significance import detectable
+
+POWER_NOTE = (
+    "finds: share of draws that, moved from one outcome of probability 1/10 to another, the best test of a check finds "
+    "nine times in ten"
+)
+
+Outcome = Literal["passed", "failed", "skipped", "incomplete"]
+"""What a whole run comes to."""
 
 
 @dataclass(frozen=True)
@@ -19,18 +29,26 @@ class Report:
     origin: Origin
     setting: Setting
     about: dict[str, str]
-    """What each check is about, by name, in the order of the run."""
+    """What each check is about, by name, in the order of the run; all that were to be made."""
     results: Sequence[Result]
     """Decided."""
     requests: int
     tokens: int
     seconds: float
+    unfinished: tuple[str, ...] = ()
+    """Checks that have not come to their end, or not begun."""
+    stopped: str = ""
+    """Why the run ended early; empty if it did not."""
 
     @property
-    def status(self) -> Status:
-        """Failed if any result failed; skipped if all were."""
+    def status(self) -> Outcome:
+        """Failed if any result failed; else incomplete if a check has not come to its end; skipped if all were."""
         counts = self.counts(self.results)
-        return "failed" if counts["failed"] else "passed" if counts["passed"] else "skipped"
+        if counts["failed"]:
+            return "failed"
+        if self.unfinished:
+            return "incomplete"
+        return "passed" if counts["passed"] else "skipped"
 
     @cached_property
     def groups(self) -> dict[str, list[Result]]:
@@ -45,16 +63,32 @@ class Report:
         """The results that have a p-value, the smallest first."""
         return sorted((each for each in self.results if each.p_value is not None), key=lambda each: each.p_value or 0.0)
 
+    def finds(self, results: Sequence[Result]) -> float | None:
+        """Smallest share of draws that the most powerful test of some finds misplaced; None if none is statistical."""
+        level = len(self.statistical)
+        shares = [
+            detectable(int(each.numbers["draws"]), int(each.numbers["freedom"]), self.setting.false_alarms, level)
+            for each in results
+            if each.p_value is not None and each.numbers.get("draws") and each.numbers.get("freedom")
+        ]
+        return min(shares, default=None)
+
     @staticmethod
     def counts(results: Sequence[Result]) -> Counter[Status]:
         return Counter(result.status for result in results)
 
 
 def verdict(report: Report) -> str:
-    """One sentence."""
+    """One sentence, or two."""
     counts = report.counts(report.results)
     parts = [f"{counts[status]} {status}" for status in ("failed", "passed", "skipped") if counts[status]]
-    return f"{', '.join(parts)}, from {report.requests:,} answers of {report.tokens:,} tokens"
+    found = f"{', '.join(parts) or 'nothing found'}, from {report.requests:,} answers of {report.tokens:,} tokens"
+    if not report.unfinished:
+        return found
+    why = f" ({report.stopped})" if report.stopped else ""
+    count, names = len([name for name in report.about if name != EVERY_ANSWER]), ", ".join(report.unfinished)
+    lost = f"{len(report.unfinished)} of {count} checks did not come to their end ({names})"
+    return f"incomplete{why}: {lost}; {found}"
 
 
 def smallest(results: Sequence[Result]) -> float | None:

@@ -8,6 +8,9 @@ from typing import Literal
 
 Status = Literal["passed", "failed", "skipped"]
 
+EVERY_ANSWER = "every answer"
+"""Name of what is judged beside the checks: all answers, by themselves."""
+
 
 @dataclass(frozen=True)
 class Counts:

@@ -1,32 +1,97 @@
-"""Goes through the checks."""
+"""Goes through the checks, each with its share of the time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from pilotfish.check.asking import Asker
 from pilotfish.check.checks import Check
-from pilotfish.check.results import Result, failed, from_faults
+from pilotfish.check.pace import Forecast, Schedule
+from pilotfish.check.rehearsal import forecast
+from pilotfish.check.results import EVERY_ANSWER, Result, failed, from_faults
+from pilotfish.errors import UnavailableError
 
-EVERY_ANSWER = "every answer"
-"""Name of what is judged beside the checks: all answers, by themselves."""
+
+class Watcher(Protocol):
+    """Told how a run gets on."""
+
+    def planned(self, asker: Asker, least: Forecast, expected: Forecast) -> None:
+        """The speed is known: what all checks ask at the least, and what they probably will."""
+
+    def began(self, check: Check, expected: Forecast, left: Forecast) -> None:
+        """A check begins that will probably ask so much; with those after it so much is left."""
+
+    def ended(self, check: Check) -> None:
+        """It has come to its end."""
 
 
-async def run(asker: Asker, checks: Sequence[Check], on_check: Callable[[Check], None]) -> AsyncIterator[Result]:
-    """The results of all checks as they come, and at the end what was wrong with any answer by itself.
+@dataclass
+class Run:
+    """What a run has come to so far.
 
-    A check that cannot go on fails, be it that answers lack what it reads; the others still run. Statistical results
-    are not decided yet.
+    Attributes:
+        results: of all checks, as they came; statistical ones are not decided yet.
+        ended: names of the checks that have come to their end.
+        stopped: why the run went no further; empty if it did.
     """
-    for check in checks:
-        on_check(check)
+
+    checks: Sequence[Check]
+    results: list[Result] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+    async def go(self, asker: Asker, watcher: Watcher) -> None:
+        """Asks all there is to ask, and finds at the end what was wrong with any answer by itself.
+
+        A check that cannot go on fails, be it that answers lack what it reads; the others still run. Once the server
+        is gone, nothing does.
+        """
+        try:
+            await self._all(asker, watcher)
+        except UnavailableError as error:
+            self.stopped = f"the server is gone: {error}"
+        finally:
+            self._judge_every_answer([asker, *([asker.laboratory] if asker.laboratory else [])])
+
+    async def _all(self, asker: Asker, watcher: Watcher) -> None:
+        started = time.perf_counter()
+        for each in filter(None, (asker, asker.laboratory)):
+            await each.measure()
+        forecasts = {check.name: await forecast(check, asker) for check in self.checks}
+        schedule = Schedule(forecasts, asker.setting.budget_s)
+        elapsed = time.perf_counter() - started
+        least = sum((least for least, _ in forecasts.values()), Forecast())
+        watcher.planned(asker, least, schedule.left(elapsed))
+        for check in self.checks:
+            begun = time.perf_counter()
+            scale = schedule.begin(begun - started)
+            expected = forecasts[check.name][0].towards(forecasts[check.name][1], scale)
+            watcher.began(check, expected, schedule.left(begun - started))
+            await self._one(check, asker, scale)
+            schedule.end(check.name, expected.seconds, time.perf_counter() - begun)
+            watcher.ended(check)
+
+    async def _one(self, check: Check, asker: Asker, scale: float) -> None:
+        for each in filter(None, (asker, asker.laboratory)):
+            each.scale = scale
         try:
             async for result in check.find(asker):
-                yield replace(result, check=check.name)
+                self.results.append(replace(result, check=check.name))
+        except UnavailableError:
+            raise
         except Exception as error:
             why = f"the check could not go on: {type(error).__name__}: {error}"
-            yield replace(failed("answers", why), check=check.name)
-    faults = [f"{fault}, in {count} answers" for fault, count in asker.faults.most_common()]
-    result = from_faults("is sound by itself", faults, answers=asker.requests, tokens=asker.tokens)
-    yield replace(result, check=EVERY_ANSWER)
+            self.results.append(replace(failed("answers", why), check=check.name))
+        else:
+            self.ended.append(check.name)
+
+    def _judge_every_answer(self, askers: Sequence[Asker]) -> None:
+        counted = sum((asker.faults for asker in askers), type(askers[0].faults)())
+        faults = [f"{fault}, in {count} answers" for fault, count in counted.most_common()]
+        answers, tokens = sum(asker.requests for asker in askers), sum(asker.tokens for asker in askers)
+        if answers:
+            result = from_faults("is sound by itself", faults, answers=answers, tokens=tokens)
+            self.results.append(replace(result, check=EVERY_ANSWER))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pilotfish.check.asking import Asker, Question
 from pilotfish.check.compare import difference, first_difference
 from pilotfish.check.own_law import TOP, lead, shaped
 from pilotfish.check.results import Result, from_faults
-from pilotfish.check.speculation import OFF
+from pilotfish.check.speculation import OFF, Way
 from pilotfish.client.results import Completion
 
 
 async def same(asker: Asker, name: str, questions: Sequence[Question], wanted: Sequence[Completion]) -> Result:
     """Asks all questions at once; the first answers must be those wanted, the others only keep the server busy."""
     return await compared(asker, name, questions, wanted, (await asker.ask(name, questions))[: len(wanted)])
+
+
+async def in_every_way(
+    asker: Asker, what: str, ways: Mapping[str, Way], questions: Sequence[Question]
+) -> dict[str, tuple[list[Question], list[Completion]]]:
+    """Asks the questions in every way, all at once; by way what was asked, and the answers."""
+    asked = {name: [(prompt, replace(params, **way)) for prompt, params in questions] for name, way in ways.items()}
+    answers = iter(await asker.ask(what, [question for each in asked.values() for question in each]))
+    return {name: (each, [next(answers) for _ in each]) for name, each in asked.items()}
 
 
 async def compared(

@@ -26,8 +26,9 @@ async def unseeded(asker: Asker) -> AsyncIterator[Result]:
     drafting = dict(islice(ways(asker).items(), 1))  # how a seed comes about has little to do with draft lengths
     for name, way in {"speculation off": OFF, **drafting}.items():
         params = SamplingParams(max_tokens=_LONGEST, temperature=_HOT, ignore_eos=True, **way)
-        together = await asker.ask(f"{name}, all at once", [(STORY, params)] * (_COUNT // 2))
-        in_turn = await asker.ask_in_turn(f"{name}, in turn", [(STORY, params)] * (_COUNT - _COUNT // 2))
+        count = asker.some(_COUNT // 2, 3)
+        together = await asker.ask(f"{name}, all at once", [(STORY, params)] * (_COUNT - count))
+        in_turn = await asker.ask_in_turn(f"{name}, in turn", [(STORY, params)] * count)
         texts = [answer.token_ids for answer in together + in_turn]
         faults = [
             f"requests {one + 1} and {other + 1} begin with the same {_LONGEST} tokens"

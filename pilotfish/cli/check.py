@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.check.setting import Setting
+from pilotfish.check.setting import LABORATORY, QUICK_S, Setting
 from pilotfish.cli import options
-from pilotfish.cli.console import note, stderr, stdout
-from pilotfish.cli.running import INTERRUPTED, running_server, up_flags
+from pilotfish.cli.check_progress import shown
+from pilotfish.cli.console import note, stdout
+from pilotfish.cli.running import running_servers, up_flags
 from pilotfish.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from pilotfish.check.checks import Check
-    from pilotfish.check.report import Report
-    from pilotfish.check.results import Result, Status
+    from pilotfish.check.report import Outcome, Report
+    from pilotfish.check.results import Status
 
 _STYLES: dict[Status, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
+_VERDICTS: dict[Outcome, str] = {"passed": "green", "failed": "red", "skipped": "yellow", "incomplete": "yellow"}
 
 
 def check(
@@ -48,8 +51,16 @@ def check(
         bool, typer.Option("--list", metavar="", help="Say what checks there are, and ask nothing.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", metavar="", help="A third of the questions: finds what is badly wrong.")
+        bool, typer.Option("--quick", metavar="", help="Two minutes: --budget 120. Finds what is badly wrong.")
     ] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="Measure the server's speed, and ask as much as fits into so long. Left out: everything in full.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="All seeds of requests come from it.")] = 0,
     false_alarms: Annotated[
         float,
@@ -75,8 +86,11 @@ def check(
     runs (--false-alarms). Leave the server to the check alone if you can:
     others' requests do not change its answers, and make it slow.
 
-    Exits with 0 if nothing failed, with 1 if something did, with 2 if the
-    command line is wrong.
+    Without --server, two tiny models that disagree are started beside the
+    server, the laboratory: very many of their tokens are judged in a short time.
+
+    Exits with 0 if nothing failed, with 1 if something did or a check did
+    not come to its end, with 2 if the command line is wrong.
 
     [dim]$ pilotfish check --quick[/]
     [dim]$ pilotfish check --server 10.0.0.5:50050 --report check.html[/]
@@ -87,29 +101,48 @@ def check(
     if show_list:
         _show_list(checks)
         return
+    if quick and budget is not None:
+        raise typer.BadParameter("--quick is --budget 120; give one of them")
     flags = _flags(up, server)
     if report is not None:
         _prepare(report)
     setting = Setting(
         seed=seed,
-        is_quick=quick,
+        budget_s=QUICK_S if quick else budget,
         false_alarms=false_alarms,
         near_tie=near_tie,
         concurrency=concurrency,
         timeout_s=timeout,
     )
-    with running_server(flags) if server is None else nullcontext(server) as address:
-        found, is_whole = asyncio.run(_run(checks, setting, address, None if server else up))
+    with _servers(server, flags, has_laboratory=any(check.name == LABORATORY for check in checks)) as addresses:
+        found, signalled = asyncio.run(_run(checks, setting, addresses, None if server else up))
     _show(found)
     if report is not None:
         from pilotfish.check.page import page
 
         report.write_text(page(found), encoding="utf-8")
         note(f"wrote {report}")
-    if not is_whole:
-        raise typer.Exit(INTERRUPTED)
-    if found.status == "failed":
+    if signalled is not None:
+        raise typer.Exit(128 + signalled)
+    if found.status in ("failed", "incomplete"):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _servers(server: str | None, flags: Sequence[str], has_laboratory: bool) -> Iterator[list[str]]:
+    """The address to ask, and that of the laboratory if it runs: beside a server that this command starts."""
+    if server is not None:
+        yield [server]
+        return
+    with tempfile.TemporaryDirectory(prefix="pilotfish-") as scratch:
+        asked = [list(flags)]
+        if has_laboratory:
+            from pilotfish.check.tiny_models import write_models
+
+            target, draft = write_models(Path(scratch))
+            asked.append(["--target", str(target), "--draft", str(draft), "--draft-length", "4", "--draft-tree", "off"])
+        with running_servers(*asked) as addresses:
+            yield addresses
 
 
 def _chosen(names: Sequence[str]) -> list[Check]:
@@ -146,94 +179,96 @@ def _prepare(report: Path) -> None:
         raise InvalidArgumentError(f"--report is {report}, which cannot be written: no such folder, or not allowed")
 
 
-async def _run(checks: Sequence[Check], setting: Setting, address: str, up: str | None) -> tuple[Report, bool]:
-    """Runs the checks; the report, and whether it is of all of them."""
+async def _run(
+    checks: Sequence[Check], setting: Setting, addresses: Sequence[str], up: str | None
+) -> tuple[Report, signal.Signals | None]:
+    """Runs the checks; the report, and the signal that ended it early."""
     from pilotfish.bench.origin import of_this_process
     from pilotfish.check.asking import Asker
     from pilotfish.check.report import Report
-    from pilotfish.check.run import EVERY_ANSWER, run
+    from pilotfish.check.results import EVERY_ANSWER
+    from pilotfish.check.run import Run
     from pilotfish.check.significance import decide
     from pilotfish.client.aio import AsyncClient
 
     began, started = datetime.now().astimezone(), time.perf_counter()
-    results: list[Result] = []
-    is_whole = True
-    async with AsyncClient(address) as client:
-        info = await client.server_info(timeout=setting.timeout_s)
-        capabilities = await client.capabilities(timeout=setting.timeout_s)
-        with _progress(len(checks)) as progress:
-            asker = Asker(client, info, capabilities, setting, progress)
+    run = Run(checks)
+    async with AsyncExitStack() as stack:
+        progress = stack.enter_context(shown())
+        asker: Asker | None = None
+        for address in reversed(addresses):  # the laboratory comes second, and is given to the first
+            client = await stack.enter_async_context(AsyncClient(address))
+            info = await client.server_info(timeout=setting.timeout_s)
+            capabilities = await client.capabilities(timeout=setting.timeout_s)
+            asker = Asker(client, info, capabilities, setting, progress, asker)
+        assert asker is not None
+        with _cancelled_by_signals() as signals:
             try:
-                async for result in run(asker, checks, progress.on_check):
-                    results.append(result)
-            except asyncio.CancelledError:  # Ctrl-C, once
-                note("stopped before the end")
-                is_whole = False
-                if not results:
+                await run.go(asker, progress)
+            except asyncio.CancelledError:
+                if not signals:
                     raise
+                run.stopped = f"stopped by {signals[0].name}"
+    askers = [each for each in (asker, asker.laboratory) if each is not None]
     report = Report(
-        origin=of_this_process(info, address, up, began),
+        origin=of_this_process(asker.info, addresses[0], up, began),
         setting=setting,
         about={check.name: check.about for check in checks} | {EVERY_ANSWER: "counts, ends and ids of all answers"},
-        results=decide(results, setting.false_alarms),
-        requests=asker.requests,
-        tokens=asker.tokens,
+        results=decide(run.results, setting.false_alarms),
+        requests=sum(each.requests for each in askers),
+        tokens=sum(each.tokens for each in askers),
         seconds=time.perf_counter() - started,
+        unfinished=tuple(check.name for check in checks if check.name not in run.ended),
+        stopped=run.stopped,
     )
-    return report, is_whole
-
-
-class _Bars:
-    """A bar of the checks, and one of the requests of the present step."""
-
-    def __init__(self, progress: Progress, checks: int) -> None:
-        self._progress = progress
-        self._checks = progress.add_task("checks", total=checks)
-        self._requests: TaskID = progress.add_task("", total=None)
-        self._begun = 0
-
-    def on_check(self, check: Check) -> None:
-        self._progress.update(self._checks, description=check.name, completed=self._begun)
-        self._begun += 1
-
-    def begin(self, what: str, count: int) -> None:
-        self._progress.reset(self._requests, description=f"  {what}", total=count)
-
-    def advance(self) -> None:
-        self._progress.advance(self._requests)
-
-
-class _Lines:
-    """A line for each check, where there is no terminal."""
-
-    def on_check(self, check: Check) -> None:
-        stderr.print(Text(f"{check.name}: {check.about}"), soft_wrap=True)
-
-    def begin(self, what: str, count: int) -> None:
-        pass
-
-    def advance(self) -> None:
-        pass
+    return report, signals[0] if signals else None
 
 
 @contextmanager
-def _progress(checks: int) -> Iterator[_Bars | _Lines]:
-    """Shows how far the run is."""
-    if not stderr.is_terminal:
-        yield _Lines()
+def _cancelled_by_signals() -> Iterator[list[signal.Signals]]:
+    """Ctrl-C and SIGTERM cancel this task, so that what was found so far is still told; a second one ends the command.
+
+    Yields the signal that came, once it has.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    came: list[signal.Signals] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def on_signal(number: signal.Signals) -> None:
+        came.append(number)
+        restore()
+        assert task is not None
+        task.cancel()
+
+    def restore() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else before[number])
+
+    try:
+        for number in numbers:
+            loop.add_signal_handler(number, on_signal, number)
+    except (NotImplementedError, ValueError):  # Windows, or not the main thread
+        yield came
         return
-    columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=stderr, transient=True) as progress:
-        yield _Bars(progress, checks)
+    try:
+        yield came
+    finally:
+        if came:
+            assert task is not None
+            task.uncancel()
+        else:
+            restore()
 
 
 def _show(report: Report) -> None:
     """Prints a line for each check, what failed or was skipped, and the verdict."""
-    from pilotfish.check.report import numbers, smallest, verdict
+    from pilotfish.check.report import POWER_NOTE, numbers, smallest, verdict
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("check", style="cyan")
-    for name in ("passed", "failed", "skipped", "smallest p"):
+    for name in ("passed", "failed", "skipped", "smallest p", "finds"):
         table.add_column(name, justify="right")
     for name, results in report.groups.items():
         counts, least = report.counts(results), smallest(results)
@@ -241,9 +276,13 @@ def _show(report: Report) -> None:
             Text(f"{counts[status] or '–'}", style=style if counts[status] else "dim")
             for status, style in _STYLES.items()
         ]
-        table.add_row(name, *cells, "–" if least is None else f"{least:.2g}")
+        share = report.finds(results)
+        cells += [Text("–" if least is None else f"{least:.2g}"), Text("–" if share is None else f"{share:.1%}")]
+        table.add_row(name, *cells)
     stdout.print()
     stdout.print(table)
+    if report.statistical:
+        stdout.print(Text(POWER_NOTE, style="dim"), soft_wrap=True)
     for result in report.results:
         if result.status != "passed" or result.why:
             stdout.print()
@@ -251,4 +290,4 @@ def _show(report: Report) -> None:
             for line in filter(None, (result.why, numbers(result))):
                 stdout.print(Text(f"  {line}", style="" if line == result.why else "dim"), soft_wrap=True)
     stdout.print()
-    stdout.print(Text(verdict(report), style=_STYLES[report.status]), soft_wrap=True)
+    stdout.print(Text(verdict(report), style=_VERDICTS[report.status]), soft_wrap=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO
 
 import typer
@@ -39,6 +39,28 @@ def running_server(flags: Sequence[str]) -> Iterator[str]:
     Raises:
         UnavailableError: it did not start; the message has what it said.
     """
+    with running_servers(flags) as [address]:
+        yield address
+
+
+@contextmanager
+def running_servers(*flags: Sequence[str]) -> Iterator[list[str]]:
+    """Several at once, each with its own flags; yields their addresses in the same order.
+
+    Raises:
+        UnavailableError: one did not start; the message has what it said.
+    """
+    with ExitStack() as stack:
+        started = [stack.enter_context(_started(each)) for each in flags]
+        yield [_address(*each) for each in started]
+
+
+_Started = tuple["subprocess.Popen[str]", list[str], IO[bytes]]
+
+
+@contextmanager
+def _started(flags: Sequence[str]) -> Iterator[_Started]:
+    """A process, its command line, and what it says on stderr."""
     argv = [sys.executable, "-P", "-m", "pilotfish", "up", "--listen", "127.0.0.1:0", *flags]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -51,7 +73,7 @@ def running_server(flags: Sequence[str]) -> Iterator[str]:
             preexec_fn=die_with_parent(),
         )
         try:
-            yield _address(process, argv, log)
+            yield process, argv, log
         finally:
             process.terminate()
             process.wait()

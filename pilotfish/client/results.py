@@ -92,6 +92,9 @@ class Proposal:
     """Index of each node's parent, before it; -1 follows the last token there was."""
     accepted: tuple[int, ...]
     """Nodes that were kept, a path from the root down."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each node by the law from which the drafter drew it and its siblings, as it was drawn from: after temperature
+    and whatever else shapes it. Empty unless ``logprobs`` asked for them, and where no such law travels (match)."""
 
 
 @dataclass(frozen=True)
@@ -375,7 +378,10 @@ def _piece_from_pb(piece: pb.Piece) -> Piece:
         found = piece.proposal
         if len(found.token_ids) != len(found.parents):
             raise InternalError(f"the server sent {len(found.token_ids)} drafted tokens, {len(found.parents)} parents")
-        proposal = Proposal(tuple(found.token_ids), tuple(found.parents), tuple(found.accepted))
+        drafted = _logprobs_from_pb(found.logprobs)
+        if drafted and len(drafted) != len(found.token_ids):
+            raise InternalError(f"the server sent {len(found.token_ids)} drafted tokens, {len(drafted)} logprobs")
+        proposal = Proposal(tuple(found.token_ids), tuple(found.parents), tuple(found.accepted), drafted)
     return Piece(tokens, piece.drafted, _times_from_pb(piece.times), piece.index, piece.accepted, proposal)
 
 
