@@ -64,7 +64,7 @@ async def acceptance(asker: Asker) -> AsyncIterator[Result]:
 
 
 def _questions(asker: Asker, name: str, params: SamplingParams) -> Iterator[Question]:
-    for index in range(asker.samples(320, 8)):
+    for index in range(asker.samples(960, 12)):
         length = (1, 2, 4)[index // 2 % 3] if params.draft_length is None else params.draft_length
         seed = asker.seed("acceptance", name, index)
         yield (STORY, QUESTION)[index % 2], replace(params, seed=seed, draft_length=length)

@@ -54,6 +54,7 @@ class Asker:
     Attributes:
         speed: of the server.
         scale: how much a check may ask; see ``some``.
+        plenty: so many times as many samples are drawn, where they are cheap.
         requests, tokens: answers so far, and their tokens.
         seconds: that all this should have taken at that speed.
         faults: what ``audit`` found, and how often.
@@ -73,7 +74,7 @@ class Asker:
         self.info, self.capabilities, self.setting = info, capabilities, setting
         self.laboratory = laboratory
         self.speed = Speed()
-        self.scale = 1.0
+        self.scale = self.plenty = 1.0
         self.requests = self.tokens = 0
         self.seconds = 0.0
         self.faults: Counter[str] = Counter()
@@ -94,7 +95,7 @@ class Asker:
 
     def samples(self, full: int, least: int) -> int:
         """How many draws from a law: as ``some``, and more than ``full`` where there is time."""
-        return round(least + self.scale * (full - least))
+        return round(self.plenty * (least + self.scale * (full - least)))
 
     def seed(self, *what: object) -> int:
         """A seed for a request, the same for the same words and the same run. 64 bits."""

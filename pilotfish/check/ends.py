@@ -21,7 +21,7 @@ _QUICK_CONTEXT = 1024
 
 async def ends(asker: Asker) -> AsyncIterator[Result]:
     """Asks for long answers without speculation, works out where each must end, and asks for that in every way."""
-    base = SamplingParams(max_tokens=asker.some(64, 24), ignore_eos=True, **OFF)
+    base = SamplingParams(max_tokens=asker.some(64, 16), ignore_eos=True, **OFF)
     prompts = (STORY, CODE, LOOP)[: asker.some(3, 1)]
     plain = await asker.ask("whole answers", [(prompt, base) for prompt in prompts])
     every: dict[str, Way] = {"speculation off": OFF, **ways(asker)}

@@ -206,5 +206,5 @@ def _with(questions: Sequence[Question], way: Way) -> list[Question]:
 
 def _samples(asker: Asker, case: Case, way: Way, *what: object) -> list[Question]:
     params = SamplingParams(max_tokens=_LENGTH, ignore_eos=True, **{"temperature": 1.0, **case.params, **way})
-    count = asker.samples(240, 6)
+    count = asker.samples(240, 3)
     return [(STORY, replace(params, seed=asker.seed(case.name, *what, index))) for index in range(count)]

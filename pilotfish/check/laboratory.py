@@ -13,6 +13,9 @@ from pilotfish.check.greedy import greedy
 from pilotfish.check.law import law
 from pilotfish.check.results import Result, skipped
 
+PLENTY = 4.0
+"""As many times more is drawn of its models than of a deployment."""
+
 
 async def laboratory(asker: Asker) -> AsyncIterator[Result]:
     """The checks that take many draws, and those on which a draft that is often wrong tells more.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +27,19 @@ _DRAFT_LENGTHS = (1, 2, 4, None)
 
 
 def cases() -> dict[str, SamplingParams]:
-    """What is asked, by name: two settings under every rule; one also without speculation, and without a seed."""
+    """What is asked, by name: two settings under every rule; one also without speculation, and without a seed.
+
+    Those of one rule are asked together, and by themselves: batches of one rule alone are judged in a way of their own.
+    """
     rules: dict[str, Way] = {rule: {"acceptance": rule} for rule in RULES}
     hot, few = SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_k=TOP)
     ways: dict[str, Way] = {"speculation off": OFF, **rules, "no seed": {}}
+    settings = {"temperature 1": (hot, ways), "top_k": (few, rules)}
     return {
-        **{f"temperature 1 × {name}": replace(hot, **way) for name, way in ways.items()},
-        **{f"top_k × {name}": replace(few, **way) for name, way in rules.items()},
+        f"{setting} × {name}": replace(params, **way)
+        for name, way in ways.items()
+        for setting, (params, asked) in settings.items()
+        if name in asked
     }
 
 
@@ -46,22 +53,25 @@ async def law(asker: Asker) -> AsyncIterator[Result]:
     if reason := asker.lacks("logprobs"):
         yield skipped("all", reason)
         return
-    for name, params in cases().items():
-        async for result in _of(asker, name, list(_questions(asker, name, params))):
-            yield result
+    asked = {name: list(_questions(asker, name, params)) for name, params in cases().items()}
+    for way, names in groupby(asked, key=lambda name: name.partition(" × ")[2]):
+        together = list(names)
+        answers = iter(await asker.ask(way, [question for name in together for question in asked[name]]))
+        for name in together:
+            for result in _judged(name, asked[name], [next(answers) for _ in asked[name]]):
+                yield result
 
 
 def _questions(asker: Asker, name: str, params: SamplingParams) -> Iterator[Question]:
     """Two prompts and all draft lengths, but for ``draft_length`` 0, in turn; seeds where a rule was named."""
-    for index in range(asker.samples(320, 8)):
+    for index in range(asker.samples(320, 4)):
         draft_length = params.draft_length if params.draft_length == 0 else _DRAFT_LENGTHS[index // 2 % 4]
         seed = asker.seed("law", name, index) if params.acceptance or params.draft_length == 0 else None
         asked = replace(params, max_tokens=_LENGTH, logprobs=TOP, ignore_eos=True, draft_length=draft_length, seed=seed)
         yield (STORY, QUESTION)[index % 2], asked
 
 
-async def _of(asker: Asker, name: str, questions: Sequence[Question]) -> AsyncIterator[Result]:
-    answers = await asker.ask(name, questions)
+def _judged(name: str, questions: Sequence[Question], answers: Sequence[Completion]) -> Iterator[Result]:
     draws = [draw for answer, (_, params) in zip(answers, questions, strict=True) for draw in draws_of(answer, params)]
     if barred := [draw for draw in draws if draw.is_barred]:
         yield failed(f"{name}, top_k", f"token {barred[0].token_id} came, which top_k leaves out", draws=len(barred))

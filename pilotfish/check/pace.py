@@ -45,12 +45,11 @@ class Forecast:
     def __add__(self, other: Forecast) -> Forecast:
         return Forecast(self.answers + other.answers, self.seconds + other.seconds)
 
-    def towards(self, other: Forecast, share: float) -> Forecast:
-        """What lies so far on the way from this to the other; a share above 1 lies beyond it."""
-        return Forecast(
-            self.answers + share * (other.answers - self.answers),
-            self.seconds + share * (other.seconds - self.seconds),
-        )
+    def __sub__(self, other: Forecast) -> Forecast:
+        return self + other * -1.0
+
+    def __mul__(self, times: float) -> Forecast:
+        return Forecast(self.answers * times, self.seconds * times)
 
 
 class Schedule:
@@ -82,8 +81,11 @@ class Schedule:
     def left(self, elapsed_s: float) -> Forecast:
         """What is still to be asked."""
         least, full = self._totals()
-        found = least.towards(full, self.begin(elapsed_s))
-        return Forecast(found.answers, found.seconds * self._slowness)
+        return self.probable(least + (full - least) * self.begin(elapsed_s))
+
+    def probable(self, forecast: Forecast) -> Forecast:
+        """The same, in seconds as they have turned out so far."""
+        return Forecast(forecast.answers, forecast.seconds * self._slowness)
 
     def end(self, name: str, forecast_s: float, taken_s: float) -> None:
         """A check has ended, for which so much was forecast, and which took so long."""

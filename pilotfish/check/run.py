@@ -63,13 +63,14 @@ class Run:
         forecasts = {check.name: await forecast(check, asker) for check in self.checks}
         schedule = Schedule(forecasts, asker.setting.budget_s)
         elapsed = time.perf_counter() - started
-        least = sum((least for least, _ in forecasts.values()), Forecast())
-        watcher.planned(asker, least, schedule.left(elapsed))
+        at_least = sum((least for least, _ in forecasts.values()), Forecast())
+        watcher.planned(asker, at_least, schedule.left(elapsed))
         for check in self.checks:
             begun = time.perf_counter()
             scale = schedule.begin(begun - started)
-            expected = forecasts[check.name][0].towards(forecasts[check.name][1], scale)
-            watcher.began(check, expected, schedule.left(begun - started))
+            least, full = forecasts[check.name]
+            expected = least + (full - least) * scale
+            watcher.began(check, schedule.probable(expected), schedule.left(begun - started))
             await self._one(check, asker, scale)
             schedule.end(check.name, expected.seconds, time.perf_counter() - begun)
             watcher.ended(check)

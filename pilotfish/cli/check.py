@@ -185,6 +185,7 @@ async def _run(
     """Runs the checks; the report, and the signal that ended it early."""
     from pilotfish.bench.origin import of_this_process
     from pilotfish.check.asking import Asker
+    from pilotfish.check.laboratory import PLENTY
     from pilotfish.check.report import Report
     from pilotfish.check.results import EVERY_ANSWER
     from pilotfish.check.run import Run
@@ -202,6 +203,8 @@ async def _run(
             capabilities = await client.capabilities(timeout=setting.timeout_s)
             asker = Asker(client, info, capabilities, setting, progress, asker)
         assert asker is not None
+        if asker.laboratory is not None:
+            asker.laboratory.plenty = PLENTY
         with _cancelled_by_signals() as signals:
             try:
                 await run.go(asker, progress)
