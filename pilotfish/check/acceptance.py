@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.check.asking import Asker, Question
-from pilotfish.check.chi_square import Doubles, Test, of_laws
+from pilotfish.check.chi_square import NO_COUNTS, Doubles, Test, of_laws
 from pilotfish.check.own_law import TOP, sampled_from
 from pilotfish.check.prompts import QUESTION, STORY
 from pilotfish.check.results import Result, from_faults, skipped
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pilotfish.client.results import Completion, Piece
 
 _LENGTH = 40
+_TEMPERATURE = 0.8  # not 1, at which one that is forgotten does not show
 _BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Of the probability of being kept."""
 _ROUNDING = 1e-3
@@ -49,17 +50,18 @@ async def acceptance(asker: Asker) -> AsyncIterator[Result]:
         yield skipped("all", missing)
         return
     params = SamplingParams(
-        max_tokens=_LENGTH, temperature=1.0, top_k=TOP, logprobs=TOP, ignore_eos=True, show_proposals=True
+        max_tokens=_LENGTH, temperature=_TEMPERATURE, top_k=TOP, logprobs=TOP, ignore_eos=True, show_proposals=True
     )
     for name, way in cases().items():
         answers = await asker.ask(name, list(_questions(asker, name, replace(params, **way))))
-        verdicts = [verdict for answer in answers for verdict in verdicts_of(answer, params)]
+        of_answers = [list(verdicts_of(answer, params)) for answer in answers]
+        verdicts = [verdict for each in of_answers for verdict in each]
         if not verdicts:
             yield skipped(name, "no draft token of a chain was judged by this rule")
             continue
         faults = [fault for verdict in verdicts if (fault := verdict.fault)]
         yield from_faults(f"{name}, what cannot be", faults, verdicts=len(verdicts))
-        for what, test in tests(verdicts).items():
+        for what, test in tests(of_answers).items():
             yield test.result(f"{name}, {what}", len(answers))
 
 
@@ -138,8 +140,9 @@ def _of_piece(piece: Piece, params: SamplingParams) -> Iterator[Verdict]:
             return
 
 
-def tests(verdicts: Sequence[Verdict]) -> dict[str, Test]:
-    """Every test of some verdicts, by name."""
+def tests(of_answers: Sequence[Sequence[Verdict]]) -> dict[str, Test]:
+    """Every test of the verdicts of some answers, by name."""
+    verdicts = [verdict for each in of_answers for verdict in each]
     open_ones = [verdict for verdict in verdicts if 0 < verdict.chance < 1]
     found = {
         "drafted by rank": _by_rank([(verdict.q, verdict.drafted) for verdict in verdicts]),
@@ -153,7 +156,23 @@ def tests(verdicts: Sequence[Verdict]) -> dict[str, Test]:
         (residual, verdict.came) for verdict in verdicts if not verdict.is_kept and (residual := verdict.residual)
     ]
     found["after a rejection, by rank"] = _by_rank(rejected)
+    found["luck carried on"] = _by_luck(of_answers)
     return found
+
+
+def _by_luck(of_answers: Sequence[Sequence[Verdict]]) -> Test:
+    """Whether verdicts go with those before them in the same answer; as ``law``'s test of surprise."""
+    total = variance = 0.0
+    count = 0
+    for verdicts in of_answers:
+        carried = 0.0
+        for verdict in verdicts:
+            luck = verdict.is_kept - verdict.chance
+            total += carried * luck
+            variance += carried**2 * verdict.chance * (1 - verdict.chance)
+            carried += luck
+            count += 1
+    return Test(total**2 / variance if variance else 0.0, int(variance > 0), NO_COUNTS, draws=float(count))
 
 
 _RANKS = [f"{rank}." for rank in range(1, TOP + 1)]

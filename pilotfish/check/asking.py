@@ -55,6 +55,7 @@ class Asker:
         speed: of the server.
         scale: how much a check may ask; see ``some``.
         plenty: so many times as many samples are drawn, where they are cheap.
+        growth: so many times as slowly they grow with the scale from there.
         requests, tokens: answers so far, and their tokens.
         seconds: that all this should have taken at that speed.
         faults: what ``audit`` found, and how often.
@@ -74,7 +75,7 @@ class Asker:
         self.info, self.capabilities, self.setting = info, capabilities, setting
         self.laboratory = laboratory
         self.speed = Speed()
-        self.scale = self.plenty = 1.0
+        self.scale = self.plenty = self.growth = 1.0
         self.requests = self.tokens = 0
         self.seconds = 0.0
         self.faults: Counter[str] = Counter()
@@ -95,7 +96,7 @@ class Asker:
 
     def samples(self, full: int, least: int) -> int:
         """How many draws from a law: as ``some``, and more than ``full`` where there is time."""
-        return round(self.plenty * (least + self.scale * (full - least)))
+        return round(self.plenty * (least + self.growth * self.scale * (full - least)))
 
     def seed(self, *what: object) -> int:
         """A seed for a request, the same for the same words and the same run. 64 bits."""

@@ -35,7 +35,7 @@ class Check:
 CHECKS = (
     Check("greedy", "greedy text is the same with speculation and without, token for token", greedy),
     Check("seeded", "the text of a seed depends on seed, prompt and model alone", seeded),
-    Check("unseeded", "requests without a seed have nothing in common", unseeded),
+    Check("unseeded", "requests without a seed, and samples of one request, have nothing in common", unseeded),
     Check("law", "sampled tokens follow the target's own probabilities, under every acceptance rule", law),
     Check(
         "acceptance", "draft tokens are kept as often as both laws say, and what replaces the others fits", acceptance

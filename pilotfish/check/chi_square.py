@@ -30,6 +30,9 @@ _SINGULAR = 1e-9
 """Share of the largest eigenvalue of a covariance below which one is 0 but for rounding."""
 
 
+NO_COUNTS = Counts((), (), ())
+
+
 @dataclass(frozen=True)
 class Test:
     """A statistic and what it says."""
@@ -85,7 +88,7 @@ def of_two_samples(one: Counter[Hashable], other: Counter[Hashable]) -> Test:
     table = np.array([[sample[outcome] for outcome in outcomes] for sample in (one, other)], float)
     sizes = table.sum(1)
     if not sizes.all():
-        return Test(0.0, 0, Counts((), (), ()))
+        return Test(0.0, 0, NO_COUNTS)
     table, labels = _pooled(table, np.outer(sizes, table.sum(0)) / sizes.sum(), [str(each) for each in outcomes])
     expected = np.outer(sizes, table.sum(0)) / sizes.sum()
     statistic = float(((table - expected) ** 2 / expected).sum())
@@ -106,7 +109,7 @@ def of_laws(laws: Doubles, drawn: npt.NDArray[np.intp], labels: Sequence[str]) -
         labels: of the outcomes.
     """
     if not len(drawn):
-        return Test(0.0, 0, Counts((), (), ()))
+        return Test(0.0, 0, NO_COUNTS)
     observed = np.bincount(drawn, minlength=len(labels)).astype(float)
     groups = _groups(laws.sum(0)[None], LEAST)
     merge = np.zeros((len(labels), len(groups)))

@@ -13,8 +13,8 @@ from pilotfish.check.greedy import greedy
 from pilotfish.check.law import law
 from pilotfish.check.results import Result, skipped
 
-PLENTY = 4.0
-"""As many times more is drawn of its models than of a deployment."""
+PLENTY, GROWTH = 12.0, 0.25
+"""Of its models 12 times as much is drawn as of a deployment where there is little time, 3 times where there is much."""
 
 
 async def laboratory(asker: Asker) -> AsyncIterator[Result]:

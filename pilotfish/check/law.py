@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.check.asking import Asker, Question
-from pilotfish.check.chi_square import REST, Test, of_laws
+from pilotfish.check.chi_square import NO_COUNTS, REST, Test, of_laws
 from pilotfish.check.own_law import TOP, Scores, sampled_from
 from pilotfish.check.prompts import QUESTION, STORY
-from pilotfish.check.results import Counts, Result, failed, skipped
+from pilotfish.check.results import Result, failed, skipped
 from pilotfish.check.speculation import OFF, RULES, Way
 from pilotfish.client.params import SamplingParams
 
@@ -191,5 +191,4 @@ def _by_surprise(draws: Sequence[Draw]) -> Test:
         total += carried * surprise
         variance += carried**2 * of_surprise
         carried += surprise
-    nothing = Counts((), (), ())
-    return Test(total**2 / variance, 1, nothing, draws=float(len(draws))) if variance else Test(0.0, 0, nothing)
+    return Test(total**2 / variance if variance else 0.0, int(variance > 0), NO_COUNTS, draws=float(len(draws)))

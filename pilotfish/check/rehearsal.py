@@ -6,6 +6,7 @@ So nothing has to be declared beside a check, and no estimate can grow old.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pilotfish.check.asking import Asker
@@ -48,7 +49,7 @@ class Rehearsal(Asker):
     def __init__(self, of: Asker, scale: float, of_samples: float) -> None:
         laboratory = None if of.laboratory is None else Rehearsal(of.laboratory, scale, of_samples)
         super().__init__(of.client, of.info, of.capabilities, of.setting, Silent(), laboratory)
-        self.speed, self.plenty, self.scale = of.speed, of.plenty, scale
+        self.speed, self.plenty, self.growth, self.scale = of.speed, of.plenty, of.growth, scale
         self._of_samples = of_samples
 
     @property
@@ -58,10 +59,11 @@ class Rehearsal(Asker):
         return own + self.laboratory.forecast if isinstance(self.laboratory, Rehearsal) else own
 
     def samples(self, full: int, least: int) -> int:
-        return round(self.plenty * (least + self._of_samples * (full - least)))
+        return round(self.plenty * (least + self.growth * self._of_samples * (full - least)))
 
     async def _send(self, prompt: str | Sequence[int], params: SamplingParams) -> Completion:
-        return _made_up(params)
+        answer = _made_up(params)
+        return replace(answer, others=(answer,) * (params.n - 1))
 
     async def _visit(self, prompt: str, params: SamplingParams, stay: int) -> None:
         self.requests += 1

@@ -54,7 +54,7 @@ class Run:
         except UnavailableError as error:
             self.stopped = f"the server is gone: {error}"
         finally:
-            self._judge_every_answer([asker, *([asker.laboratory] if asker.laboratory else [])])
+            self.judge_every_answer([asker, *([asker.laboratory] if asker.laboratory else [])])
 
     async def _all(self, asker: Asker, watcher: Watcher) -> None:
         started = time.perf_counter()
@@ -71,11 +71,12 @@ class Run:
             least, full = forecasts[check.name]
             expected = least + (full - least) * scale
             watcher.began(check, schedule.probable(expected), schedule.left(begun - started))
-            await self._one(check, asker, scale)
+            await self.find(check, asker, scale)
             schedule.end(check.name, expected.seconds, time.perf_counter() - begun)
             watcher.ended(check)
 
-    async def _one(self, check: Check, asker: Asker, scale: float) -> None:
+    async def find(self, check: Check, asker: Asker, scale: float) -> None:
+        """Goes through one check, which asks so much."""
         for each in filter(None, (asker, asker.laboratory)):
             each.scale = scale
         try:
@@ -89,7 +90,8 @@ class Run:
         else:
             self.ended.append(check.name)
 
-    def _judge_every_answer(self, askers: Sequence[Asker]) -> None:
+    def judge_every_answer(self, askers: Sequence[Asker]) -> None:
+        """Finds what was wrong with any answer by itself."""
         counted = sum((asker.faults for asker in askers), type(askers[0].faults)())
         faults = [f"{fault}, in {count} answers" for fault, count in counted.most_common()]
         answers, tokens = sum(asker.requests for asker in askers), sum(asker.tokens for asker in askers)

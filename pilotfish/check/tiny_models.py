@@ -1,8 +1,9 @@
 """Two tiny models that disagree: written in a moment, and each forward of them takes next to nothing.
 
 A draft that is nearly the target, as good ones are, hides what is wrong with a rule of acceptance: hardly a token is
-ever rejected. These two share a body, and the draft's output layer is half the target's and half another. So about half
-of its tokens are kept, each rule has much to decide, and a deployment of them gives very many draws in a few seconds.
+ever rejected. These two share a body, and the draft's output layer is part the target's and part another, and less sure
+of itself throughout, as small models are. So about half of what is drafted is kept, every rule has much to decide, and
+a tenth of the target's law lies outside what a drafter tells of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 
 _HIDDEN, _MIDDLE, _HEADS, _KV_HEADS, _HEAD_DIM, _LAYERS = 64, 96, 4, 2, 16, 2
 _END = "<|endoftext|>"
-_SHARPNESS = 3.0  # standard deviation of the logits: the 20 likeliest tokens have nine tenths of the mass
+_SHARPNESS = 2.0  # standard deviation of the target's logits: the 20 likeliest tokens have about 3/4 of the mass
 _AGREEMENT = 0.9  # correlation of the draft's logits with the target's
+_MODESTY = 0.7  # of the draft: its logits are so much smaller
 _MAX_LEN = 512
 
 
@@ -33,7 +35,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     _write_tokenizer(folder / "draft")
     weights = _body(rng, vocab_size)
     of_target, other = (_normal(rng, (vocab_size, _HIDDEN), _SHARPNESS / _HIDDEN**0.5) for _ in range(2))
-    of_draft = _AGREEMENT * of_target + (1 - _AGREEMENT**2) ** 0.5 * other
+    of_draft = _MODESTY * (_AGREEMENT * of_target + np.sqrt(1 - _AGREEMENT**2, dtype=np.float32) * other)
     for name, output in (("target", of_target), ("draft", of_draft)):
         _write_model(folder / name, weights | {"lm_head.weight": output}, vocab_size)
     return folder / "target", folder / "draft"

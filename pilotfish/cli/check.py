@@ -185,7 +185,7 @@ async def _run(
     """Runs the checks; the report, and the signal that ended it early."""
     from pilotfish.bench.origin import of_this_process
     from pilotfish.check.asking import Asker
-    from pilotfish.check.laboratory import PLENTY
+    from pilotfish.check.laboratory import GROWTH, PLENTY
     from pilotfish.check.report import Report
     from pilotfish.check.results import EVERY_ANSWER
     from pilotfish.check.run import Run
@@ -204,7 +204,7 @@ async def _run(
             asker = Asker(client, info, capabilities, setting, progress, asker)
         assert asker is not None
         if asker.laboratory is not None:
-            asker.laboratory.plenty = PLENTY
+            asker.laboratory.plenty, asker.laboratory.growth = PLENTY, GROWTH
         with _cancelled_by_signals() as signals:
             try:
                 await run.go(asker, progress)

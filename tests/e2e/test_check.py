@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from check_findings import failed_names, failures, findings
 from deployment import Deployment
 from drafts import drafting, load_head
 from safetensors.torch import load_file, save_file
@@ -21,46 +21,17 @@ from draft_svc.drafters import Drafter, Proposals
 from draft_svc.drafters.model import ModelDrafter
 from orchestrator.core import target_steps
 from orchestrator.core.acceptance import Verdict
-from orchestrator.core.finish import StopScanner
 from orchestrator.loop import Loop
-from pilotfish import AsyncClient, noise
+from pilotfish import noise
 from pilotfish.check import fields as fields_module
 from pilotfish.check import law as law_module
-from pilotfish.check.asking import Asker
-from pilotfish.check.checks import CHECKS, chosen
-from pilotfish.check.results import Result
-from pilotfish.check.run import EVERY_ANSWER, run
-from pilotfish.check.setting import Setting
-from pilotfish.check.significance import decide
+from pilotfish.check.checks import CHECKS
+from pilotfish.check.results import EVERY_ANSWER
+from pilotfish.check.setting import LABORATORY
 from pilotfish.client import results as results_module
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.runtime.shaping import Shaper
 from pilotfish.steps import DraftStep
-
-
-class Silent:
-    """Progress that nobody watches."""
-
-    def begin(self, what: str, count: int) -> None: ...
-
-    def advance(self) -> None: ...
-
-
-def findings(deployment: Deployment, *names: str, **setting: Any) -> list[Result]:
-    """The decided results of a quick run of these checks."""
-    chosen_setting = Setting(is_quick=True, **setting)
-
-    async def ask() -> list[Result]:
-        async with AsyncClient(deployment.address) as client:
-            asker = Asker(client, await client.server_info(), await client.capabilities(), chosen_setting, Silent())
-            return [result async for result in run(asker, chosen(names), lambda check: None)]
-
-    return decide(asyncio.run(ask()), chosen_setting.false_alarms)
-
-
-def failures(results: Sequence[Result]) -> set[str]:
-    """Checks that failed."""
-    return {result.check for result in results if result.status == "failed"}
 
 
 @contextmanager
@@ -91,7 +62,8 @@ def test_a_sound_deployment_passes(
     with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
         results = findings(deployment)
     assert [result for result in results if result.status == "failed"] == []
-    assert {result.name for result in results if result.status == "skipped"} == {"ignore_eos"}
+    assert {result.name for result in results if result.status == "skipped"} == {"ignore_eos", "all"}
+    assert {result.check for result in results if result.name == "all"} == {LABORATORY}
     assert {result.check for result in results} == {*(each.name for each in CHECKS), EVERY_ANSWER}
 
 
@@ -161,10 +133,6 @@ class Lying(ModelDrafter):
         return replace(proposals, support_probs=(flat / totals[owners]).astype(np.float32))
 
 
-def failed_names(results: Sequence[Result]) -> set[str]:
-    return {result.name for result in results if result.status == "failed"}
-
-
 def test_a_flat_draft_is_as_sound_as_any(
     tiny_folder: Path, tiny_target: LoadedModel, flat_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,35 +149,6 @@ def test_a_wrong_q_is_found(
         failed = failed_names(findings(deployment, "law", "greedy"))
     assert "temperature 1 × ratio, all tokens by rank" in failed
     assert all("ratio" in name for name in failed)  # the others take no q
-
-
-def test_coins_that_rounds_share_are_found(
-    tiny_folder: Path, tiny_target: LoadedModel, flat_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shared(seeds: Any, purpose: noise.Purpose, rounds: Any, positions: Any) -> Any:
-        return noise.keys(seeds, purpose, np.zeros_like(rounds) if purpose is noise.Purpose.COIN else rounds, positions)
-
-    monkeypatch.setattr("orchestrator.core.chains.keys", shared)
-    some_laws(["temperature 1 × ratio"], monkeypatch)
-    with serving(tiny_folder, tiny_target, flat_draft) as deployment:
-        failed = failed_names(findings(deployment, "law"))
-    assert "temperature 1 × ratio, surprise carried on" in failed
-    assert "temperature 1 × ratio, all tokens by rank" not in failed  # each by itself is right
-
-
-def test_noise_that_positions_share_is_found(
-    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shared(seeds: Any, purpose: noise.Purpose, rounds: Any, positions: Any) -> Any:
-        is_targets = purpose in (noise.Purpose.OUTSIDE, noise.Purpose.MATCH)
-        return noise.keys(seeds, purpose, rounds, np.zeros_like(positions) if is_targets else positions)
-
-    monkeypatch.setattr("pilotfish.runtime.sampling.draw_keys", shared)
-    some_laws(["temperature 1 × match"], monkeypatch)
-    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
-        failed = failed_names(findings(deployment, "law"))
-    assert "temperature 1 × match, repetitions" in failed
-    assert "temperature 1 × match, all tokens by rank" not in failed
 
 
 def test_penalties_on_bonus_tokens_only_are_found(
@@ -241,18 +180,6 @@ def test_penalties_that_do_nothing_are_found(
     assert failed_names(results) == {"presence_penalty is heeded"}
 
 
-def test_a_stop_text_that_leaks_is_found(
-    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Found, but not held back."""
-    monkeypatch.setattr(StopScanner, "_open_length", lambda scanner, text: 0)
-    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
-        results = findings(deployment, "ends")
-    failed = failed_names(results)
-    assert "stop texts, draft_length 4" in failed
-    assert not any(name.startswith(("max_tokens", "stop tokens")) for name in failed)
-
-
 def test_seeds_that_requests_share_are_found(
     tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,8 +207,7 @@ def test_rows_that_nobody_reads_are_found(
 ) -> None:
     # What is fine is then a quarter of the time that a row takes to the end of its context, at the speed found.
     monkeypatch.setattr("pilotfish.check.disconnects._ALWAYS_FINE_S", 0.0)
-    monkeypatch.setattr("pilotfish.check.disconnects._WAVES", 1)
-    monkeypatch.setattr("pilotfish.check.disconnects._QUICK_VISITS", 4)
+    monkeypatch.setattr("pilotfish.check.disconnects._FEWEST_VISITS", 4)
     monkeypatch.setattr(Loop, "cancel", lambda loop, request: None)
     with Deployment(tiny_folder, tiny_target, (tiny_draft,), max_rows=1) as deployment:
         results = findings(deployment, "disconnects")
