@@ -18,7 +18,7 @@ from pilotfish.check.significance import decide
 
 
 def findings(
-    deployment: Deployment, *names: str, scale: float = 0.0, plenty: float = 20.0, false_alarms: float = 0.001
+    deployment: Deployment, *names: str, scale: float = 0.0, plenty: float = 8.0, false_alarms: float = 0.001
 ) -> list[Result]:
     """The decided results of these checks; without a laboratory, which would be another deployment.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,15 @@ from draft_svc.drafters.model import ModelDrafter
 from orchestrator.core import target_steps
 from orchestrator.core.acceptance import Verdict
 from orchestrator.loop import Loop
-from pilotfish import noise
+from pilotfish import AsyncClient, noise
 from pilotfish.check import fields as fields_module
 from pilotfish.check import law as law_module
-from pilotfish.check.checks import CHECKS
+from pilotfish.check.asking import Asker
+from pilotfish.check.checks import CHECKS, Check, chosen
+from pilotfish.check.rehearsal import Silent, forecast
 from pilotfish.check.results import EVERY_ANSWER
-from pilotfish.check.setting import LABORATORY
+from pilotfish.check.run import Run
+from pilotfish.check.setting import LABORATORY, Setting
 from pilotfish.client import results as results_module
 from pilotfish.runtime.loading import LoadedModel, load_model
 from pilotfish.runtime.shaping import Shaper
@@ -60,11 +64,27 @@ def test_a_sound_deployment_passes(
     some_laws([f"temperature 1 × {way}" for way in ("speculation off", "ratio", "block", "no seed")], monkeypatch)
     some_cases(["top_p", "min_tokens", "all together"], monkeypatch)
     with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
-        results = findings(deployment)
+        results = findings(deployment, plenty=4.0)
     assert [result for result in results if result.status == "failed"] == []
     assert {result.name for result in results if result.status == "skipped"} == {"ignore_eos", "all"}
     assert {result.check for result in results if result.name == "all"} == {LABORATORY}
     assert {result.check for result in results} == {*(each.name for each in CHECKS), EVERY_ANSWER}
+
+
+def test_what_a_rehearsal_foresees_is_what_is_asked(
+    tiny_folder: Path, tiny_target: LoadedModel, tiny_draft: LoadedModel
+) -> None:
+    async def count(address: str, check: Check) -> tuple[float, int]:
+        async with AsyncClient(address) as client:
+            asker = Asker(client, await client.server_info(), await client.capabilities(), Setting(), Silent())
+            least, _ = await forecast(check, asker)
+            await Run([check]).find(check, asker, scale=0.0)
+            return least.answers, asker.requests
+
+    with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
+        for check in chosen(["seeded", "acceptance", "logprobs", "fields", "mixed", "disconnects"]):
+            foreseen, asked = asyncio.run(count(deployment.address, check))
+            assert foreseen == asked > 0, check.name
 
 
 HEADS = [("own", "off"), ("own", "10"), ("eagle3", "10"), ("eagle", "10"), ("medusa", "10")]
@@ -146,7 +166,7 @@ def test_a_wrong_q_is_found(
 ) -> None:
     some_laws(["temperature 1 × match", "temperature 1 × ratio"], monkeypatch)
     with serving(tiny_folder, tiny_target, Lying(tiny_draft, pages=256)) as deployment:
-        failed = failed_names(findings(deployment, "law", "greedy"))
+        failed = failed_names(findings(deployment, "law", "greedy", plenty=25.0))
     assert "temperature 1 × ratio, all tokens by rank" in failed
     assert all("ratio" in name for name in failed)  # the others take no q
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from scipy import stats
 from pilotfish import SamplingParams
 from pilotfish.check.heeding import breaches
 from pilotfish.check.law import Draw
-from pilotfish.check.own_law import lead, sampled_from, shaped
+from pilotfish.check.own_law import drawn_from, lead, sampled_from, shaped
 from pilotfish.client.results import Completion, TokenLogprobs
 from pilotfish.noise import Purpose
-from pilotfish.runtime.sampling import draw_keys, race
+from pilotfish.runtime.sampling import draw_keys, probabilities, race
+from pilotfish.steps import SamplingRows
 
 LOGITS = np.array([2.0, 1.5, 0.5, 0.0, -1.0])
 TOP = tuple(zip(range(5), np.log(np.exp(LOGITS) / np.exp(LOGITS).sum()).tolist(), strict=True))
@@ -99,3 +102,62 @@ def test_surprise_has_mean_0_and_the_variance_it_says() -> None:
     values = stats.rv_discrete(values=(range(4), p))
     assert values.expect(lambda k: np.array(surprises)[np.int64(k), 0]) == pytest.approx(0, abs=1e-12)
     assert values.expect(lambda k: np.array(surprises)[np.int64(k), 0] ** 2) == pytest.approx(surprises[0][1])
+
+
+HISTORY = (0, 0, 2, 5)
+WIDE = np.random.default_rng(2).normal(scale=2.0, size=60)
+FIELDS: list[dict[str, Any]] = [
+    {"temperature": 0.6},
+    {"temperature": 1.5, "top_k": 7},
+    {"top_p": 0.6},
+    {"min_p": 0.05},
+    {"temperature": 1.3, "top_k": 8, "top_p": 0.9, "min_p": 0.05},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5, "temperature": 0.8},
+    {"logit_bias": {3: 2.0, 7: -4.0}, "banned_token_ids": [5]},
+    {"allowed_token_ids": [1, 2, 3, 5, 8]},
+    {"stop_token_ids": [2, 9], "min_tokens": 9},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_the_law_of_the_likeliest_tokens_is_the_runtimes(fields: dict[str, Any]) -> None:
+    """Where one of them comes."""
+    params = SamplingParams(**({"temperature": 1.0, "max_tokens": 9} | fields))
+    logprobs = torch.log_softmax(torch.tensor(WIDE, dtype=torch.float32), -1)
+    values, ids = logprobs.topk(20)
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    logits = logprobs.clone()
+    for token_id, bias in params.logit_bias.items():
+        logits[token_id] += bias
+    for token_id, count in Counter(HISTORY).items():
+        logits[token_id] -= params.presence_penalty + count * params.frequency_penalty
+    logits[[*params.banned_token_ids, *(params.stop_token_ids if params.min_tokens else ())]] = -torch.inf
+    if params.allowed_token_ids:
+        barred = [token_id for token_id in range(60) if token_id not in params.allowed_token_ids]
+        logits[barred] = -torch.inf
+    [wanted] = probabilities(logits[None], sampling_of(params)).double().tolist()
+    known = {token_id: wanted[token_id] for token_id, _ in top if wanted[token_id] > 0}
+    law = drawn_from(top, params, HISTORY)
+    assert law is not None
+    assert {token_id: math.exp(score) for token_id, score in law.items()} == pytest.approx(
+        {token_id: p / sum(known.values()) for token_id, p in known.items()}, rel=1e-4
+    )
+
+
+def sampling_of(params: SamplingParams) -> SamplingRows:
+    return SamplingRows(
+        temperatures=np.array([params.temperature], np.float32),
+        top_ks=np.array([params.top_k], np.int32),
+        top_ps=np.array([params.top_p], np.float32),
+        min_ps=np.array([params.min_p], np.float32),
+        seeds=np.zeros(1, np.uint64),
+        rounds=np.zeros(1, np.int64),
+    )
+
+
+def test_a_law_that_cannot_be_told_is_none() -> None:
+    assert drawn_from(TOP, SamplingParams(temperature=1.0, repetition_penalty=1.1), ()) is None
+    assert drawn_from(TOP, SamplingParams(temperature=0.5, top_p=0.9), ()) is None  # of all tokens, not of these
+    assert drawn_from(TOP, SamplingParams(temperature=1.0, allowed_token_ids=[7]), ()) is None
+    edge = math.exp(TOP[0][1])
+    assert drawn_from(TOP, SamplingParams(temperature=1.0, top_p=edge), ()) is None  # rounding decides
