@@ -2,7 +2,8 @@
 
 The rule ratio keeps a token x, drawn from q, with probability min(1, p(x) / q(x)), and else draws from the normalised
 (p - q)+. A wrong rule can leave the law of the text nearly as it is, where q is near p; what becomes of each x then
-still tells. Both laws must be known as a whole for that: top_k leaves so few tokens that they can all be told.
+still tells. Both laws must be known as a whole for that: top_k leaves so few tokens that they can all be told. Where
+some are tied with the last of them, which are kept, too, nothing is judged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from pilotfish.check.asking import Asker, Question
 from pilotfish.check.chi_square import NO_COUNTS, Doubles, Test, of_laws
-from pilotfish.check.own_law import TOP, sampled_from
+from pilotfish.check.own_law import KEPT, TOP, is_plain, sampled_from
 from pilotfish.check.prompts import QUESTION, STORY
 from pilotfish.check.results import Result, from_faults, skipped
 from pilotfish.check.speculation import Way, without_draft
@@ -50,7 +51,7 @@ async def acceptance(asker: Asker) -> AsyncIterator[Result]:
         yield skipped("all", missing)
         return
     params = SamplingParams(
-        max_tokens=_LENGTH, temperature=_TEMPERATURE, top_k=TOP, logprobs=TOP, ignore_eos=True, show_proposals=True
+        max_tokens=_LENGTH, temperature=_TEMPERATURE, top_k=KEPT, logprobs=TOP, ignore_eos=True, show_proposals=True
     )
     for name, way in cases().items():
         answers = await asker.ask(name, list(_questions(asker, name, replace(params, **way))))
@@ -132,7 +133,7 @@ def _of_piece(piece: Piece, params: SamplingParams) -> Iterator[Verdict]:
         assert token.logprobs is not None
         p = sampled_from(token.logprobs.top, params.temperature, params.top_k)
         q = {token_id: math.exp(logprob) for token_id, logprob in of_draft.top}
-        if abs(sum(q.values()) - 1) > _ROUNDING:  # tokens as likely as the last that top_k keeps are kept, too
+        if not is_plain(token.logprobs.top, params.top_k) or abs(sum(q.values()) - 1) > _ROUNDING:
             return
         is_kept = token.kind == "accepted"
         yield Verdict(drafted, token.id, is_kept, {each: math.exp(score) for each, score in p.items()}, q)

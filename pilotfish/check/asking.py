@@ -55,7 +55,7 @@ class Asker:
         speed: of the server.
         scale: how much a check may ask; see ``some``.
         plenty: so many times as many samples are drawn, where they are cheap.
-        growth: so many times as slowly they grow with the scale from there.
+        growth: so much of what more time adds to that is drawn.
         requests, tokens: answers so far, and their tokens.
         seconds: that all this should have taken at that speed.
         faults: what ``audit`` found, and how often.

@@ -14,7 +14,7 @@ from pilotfish.check.law import law
 from pilotfish.check.results import Result, skipped
 
 PLENTY, GROWTH = 12.0, 0.25
-"""Of its models 12 times as much is drawn as of a deployment where there is little time, 3 times where there is much."""
+"""Of its models 12 times as much is drawn as of a deployment with little time, 3 times with much."""
 
 
 async def laboratory(asker: Asker) -> AsyncIterator[Result]:

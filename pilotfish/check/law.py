@@ -12,7 +12,7 @@ import numpy as np
 
 from pilotfish.check.asking import Asker, Question
 from pilotfish.check.chi_square import NO_COUNTS, REST, Test, of_laws
-from pilotfish.check.own_law import TOP, Scores, sampled_from
+from pilotfish.check.own_law import KEPT, TOP, Scores, is_plain, sampled_from
 from pilotfish.check.prompts import QUESTION, STORY
 from pilotfish.check.results import Result, failed, skipped
 from pilotfish.check.speculation import OFF, RULES, Way
@@ -32,7 +32,7 @@ def cases() -> dict[str, SamplingParams]:
     Those of one rule are asked together, and by themselves: batches of one rule alone are judged in a way of their own.
     """
     rules: dict[str, Way] = {rule: {"acceptance": rule} for rule in RULES}
-    hot, few = SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_k=TOP)
+    hot, few = SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_k=KEPT)
     ways: dict[str, Way] = {"speculation off": OFF, **rules, "no seed": {}}
     settings = {"temperature 1": (hot, ways), "top_k": (few, rules)}
     return {
@@ -116,15 +116,16 @@ class Draw:
 
 
 def draws_of(answer: Completion, params: SamplingParams) -> Iterator[Draw]:
-    """All tokens of an answer whose log probabilities were asked for."""
+    """The tokens of an answer whose log probabilities were asked for, where they tell the law."""
     token_ids, before = answer.token_ids, None
     index = 0
     for piece in answer.pieces:
         for place, token in enumerate(piece.tokens):
             assert token.logprobs is not None
             recent = frozenset(token_ids[max(0, index - _RECENT) : index])
-            law = sampled_from(token.logprobs.top, params.temperature, params.top_k)
-            yield Draw(token.id, law, index, recent, before if place == 0 else None)
+            if is_plain(token.logprobs.top, params.top_k):
+                law = sampled_from(token.logprobs.top, params.temperature, params.top_k)
+                yield Draw(token.id, law, index, recent, before if place == 0 else None)
             index += 1
         before = piece.kinds[-1]
 

@@ -24,6 +24,9 @@ TOP = 20
 
 _ROUNDING = 1e-4  # of probabilities
 
+KEPT = TOP - 1
+"""A ``top_k`` by which all that can come is told, and the next token, too."""
+
 Scores = dict[int, float]
 """Logarithms of weights by token id; what is not there weighs no more than the least of them."""
 
@@ -44,11 +47,21 @@ def sampled_from(top: Sequence[tuple[int, float]], temperature: float, top_k: in
     return {token_id: weight - total for (token_id, _), weight in zip(top, weights, strict=False)}
 
 
+def is_plain(top: Sequence[tuple[int, float]], top_k: int) -> bool:
+    """Whether it is plain which tokens ``top_k`` keeps: those that are tied with the last of them are kept, too.
+
+    Args:
+        top: token ids and log probabilities, likeliest first.
+        top_k: 0 keeps all.
+    """
+    return not 0 < top_k < len(top) or top[top_k - 1][1] - top[top_k][1] > _ROUNDING
+
+
 def drawn_from(top: Sequence[tuple[int, float]], params: SamplingParams, history: Sequence[int]) -> Scores | None:
     """Log probabilities after everything that a request asks for, if one of the likeliest tokens comes.
 
-    None where that cannot be told: under a repetition penalty, where rounding decides what top_p or min_p keeps, and
-    where none of them may come.
+    None where that cannot be told: under a repetition penalty, where rounding decides what top_k, top_p or min_p keeps,
+    and where none of them may come.
 
     Args:
         top: token ids and log probabilities, likeliest first.
@@ -59,13 +72,14 @@ def drawn_from(top: Sequence[tuple[int, float]], params: SamplingParams, history
     if scores is None:
         return None
     weights = {token_id: score / params.temperature for token_id, score in scores.items() if score > -math.inf}
-    ranked = sorted(weights, key=weights.__getitem__, reverse=True)[: params.top_k or None]
-    if not ranked:
+    ranked = sorted(weights, key=weights.__getitem__, reverse=True)
+    if not ranked or not is_plain([(token_id, weights[token_id]) for token_id in ranked], params.top_k):
         return None
+    ranked = ranked[: params.top_k or None]
     # Without top_k, what all tokens weigh together is only known where nothing was changed.
-    is_plain = weights == dict(top) and not params.top_k
-    total = 0.0 if is_plain else float(np.logaddexp.reduce([weights[token_id] for token_id in ranked]))
-    if not is_plain and not params.top_k and (params.top_p < 1 or params.min_p > 0):
+    is_own = weights == dict(top) and not params.top_k
+    total = 0.0 if is_own else float(np.logaddexp.reduce([weights[token_id] for token_id in ranked]))
+    if not is_own and not params.top_k and (params.top_p < 1 or params.min_p > 0):
         return None
     kept = _truncated([(token_id, math.exp(weights[token_id] - total)) for token_id in ranked], params)
     if kept is None:

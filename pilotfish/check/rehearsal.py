@@ -23,8 +23,11 @@ _TIMES = RoundTimes(0, 0, 0, 0)
 
 
 async def forecast(check: Check, asker: Asker) -> tuple[Forecast, Forecast]:
-    """What a check asks at the least, and in full."""
-    least, whole, some = [await _rehearse(check, asker, *scales) for scales in ((0.0, 0.0), (1.0, 0.0), (0.0, _SOME))]
+    """What a check asks at the least, and in full; nothing of one that cannot be rehearsed, as its run will show."""
+    try:
+        least, whole, some = [await _rehearse(check, asker, *each) for each in ((0.0, 0.0), (1.0, 0.0), (0.0, _SOME))]
+    except Exception:
+        return Forecast(), Forecast()
     return least, whole + (some - least) * (1 / _SOME)
 
 

@@ -13,10 +13,9 @@ from check_answers import answer
 from pilotfish import Completion, SamplingParams
 from pilotfish.check import acceptance
 from pilotfish.check.acceptance import Law, Verdict, verdicts_of
-from pilotfish.check.own_law import TOP
 from pilotfish.client.results import Proposal, TokenLogprobs
 
-PARAMS = SamplingParams(temperature=1.0, top_k=TOP, logprobs=TOP)
+PARAMS = SamplingParams(temperature=1.0, top_k=3, logprobs=4)
 P: Law = {1: 0.5, 2: 0.3, 3: 0.2}
 Q: Law = {1: 0.2, 2: 0.4, 4: 0.4}
 
@@ -74,6 +73,16 @@ def test_trees_and_unknown_laws_tell_nothing() -> None:
     assert piece.proposal is not None
     bare = replace(bare, pieces=(replace(piece, proposal=replace(piece.proposal, logprobs=())),))
     assert list(verdicts_of(bare, PARAMS)) == []
+
+
+def test_what_is_tied_with_the_last_that_top_k_keeps_tells_nothing() -> None:
+    """It is kept, too, and what else may be is not told."""
+    tied = {1: 0.5, 2: 0.3, 3: 0.1, 4: 0.1}
+    whole = completion()
+    [piece] = whole.pieces
+    tokens = (piece.tokens[0], replace(piece.tokens[1], logprobs=told(tied, 3)))
+    whole = replace(whole, pieces=(replace(piece, tokens=tokens),))
+    assert [verdict.drafted for verdict in verdicts_of(whole, PARAMS)] == [1]
 
 
 Coin = Callable[[np.random.Generator, float, float], bool]

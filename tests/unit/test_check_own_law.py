@@ -161,3 +161,6 @@ def test_a_law_that_cannot_be_told_is_none() -> None:
     assert drawn_from(TOP, SamplingParams(temperature=1.0, allowed_token_ids=[7]), ()) is None
     edge = math.exp(TOP[0][1])
     assert drawn_from(TOP, SamplingParams(temperature=1.0, top_p=edge), ()) is None  # rounding decides
+    tied = (*TOP[:2], (7, TOP[1][1]), *TOP[2:])
+    assert drawn_from(tied, SamplingParams(temperature=1.0, top_k=2), ()) is None  # both are kept
+    assert drawn_from(tied, SamplingParams(temperature=1.0, top_k=3), ()) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from pilotfish.check.asking import Asker
 from pilotfish.check.checks import CHECKS, Check
 from pilotfish.check.pace import Forecast, Speed
 from pilotfish.check.rehearsal import Silent, forecast
+from pilotfish.check.results import Result
 from pilotfish.check.setting import LABORATORY, Setting
 from pilotfish.client.params import SamplingParams
 from pilotfish.client.results import Capabilities, DrafterCapability, FieldCapability
@@ -54,3 +56,11 @@ def test_the_laboratory_counts_at_its_own_speed() -> None:
     fast, _ = foreseen(check, asker(laboratory=tiny))
     assert fast.answers == slow.answers > 0
     assert fast.seconds == pytest.approx(slow.seconds / 10)
+
+
+def test_a_check_that_cannot_be_rehearsed_stops_nothing() -> None:
+    async def broken(asker: Asker) -> AsyncIterator[Result]:
+        raise KeyError("nothing is there")
+        yield
+
+    assert foreseen(Check("broken", "", broken), asker()) == (Forecast(), Forecast())
