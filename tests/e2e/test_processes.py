@@ -497,3 +497,26 @@ def test_workers_that_hang_are_given_up_within_seconds_and_taken_back(target: Pa
         assert is_ready()
         up.signal(signal.SIGINT)
         assert up.wait() == 0
+
+
+def test_check_stops_its_server_and_its_laboratory_and_calls_itself_incomplete(target: Path, tmp_path: Path) -> None:
+    """SIGTERM comes when one of its two checks has ended."""
+    flags = ["--only", "unseeded", "--only", "laboratory", "--budget", "1", "--report", str(tmp_path / "r.html")]
+    argv = [*PYTHON, "pilotfish", "check", *flags, "--up", f"--target {target} --draft none"]
+    with subprocess.Popen(argv, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "] laboratory: " in line:
+                process.terminate()
+                break
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    wanted = "incomplete (stopped by SIGTERM): 1 of 2 checks did not come to their end (laboratory)"
+    assert wanted in said
+    assert wanted in (tmp_path / "r.html").read_text()
+    addresses = [line.split()[1] for line in lines if line.startswith("ready ")]
+    assert len(addresses) == 2
+    for address in addresses:
+        assert command("pilotfish", "health", address).returncode == 1

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import grpc
 import pytest
 from check_answers import INFO
 from fake_generation import FakeGeneration, Status, Wait, finished, piece, serving, started, unused_address
+from rich.console import Console
 from typer.testing import CliRunner
 from typer.testing import Result as Run
 
@@ -119,6 +121,17 @@ def test_a_whole_run_says_how_long_it_takes_and_that_it_passed(steady: Steady, t
     assert re.findall(r"\] (\w+): ", result.stderr) == ["greedy", "seeded", "mixed"]
     assert "smollm" not in result.stdout
     assert "incomplete" not in (tmp_path / "r.html").read_text() + result.stdout
+
+
+def test_in_a_terminal_the_bars_say_how_much_is_left(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr("pilotfish.cli.check_progress.stderr", screen)
+    assert check("--budget", "1", *TWO_OF_THREE).exit_code == 0
+    assert isinstance(screen.file, StringIO)
+    said = screen.file.getvalue()
+    assert "all checks" in said
+    assert "mixed" in said
+    assert re.search(r"about \d+ s left", said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
