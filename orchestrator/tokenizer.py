@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,9 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids beyond the vocabulary give none, and special tokens only if they are not skipped."""
         hidden = self._bytes.special.keys() if skip_special_tokens else ()
-        return "".join(self._texts(token_ids, hidden))
+        ids = [token_id for token_id in token_ids if token_id not in hidden]
+        data = [*map(self._bytes.first, ids[:1]), *map(self._bytes.of, ids[1:])]
+        return b"".join(data).decode(errors="replace")
 
     def prompt_texts(self, token_ids: Sequence[int], *, is_text: bool) -> list[str]:
         """What each token of a prompt adds to its text, special tokens written out.
@@ -124,7 +126,11 @@ class Tokenizer:
         ids = list(token_ids)
         begin = len(before) if ids[: len(before)] == before else 0  # a prompt that was cut may have lost them
         end = len(ids) - len(behind) if ids[len(ids) - len(behind) :] == behind else len(ids)
-        return [*[""] * begin, *self._texts(ids[begin:end]), *[""] * (len(ids) - end)]
+        detokenizer = Detokenizer(self._bytes.of, (), read_first=self._bytes.first)
+        texts = [detokenizer.push(token_id) for token_id in ids[begin:end]]
+        if rest := detokenizer.finish():
+            texts[-1] += rest
+        return [*[""] * begin, *texts, *[""] * (len(ids) - end)]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself, which may be a part of a character; special tokens by their names."""
@@ -142,14 +148,6 @@ class Tokenizer:
         """Names of the special and end tokens that some of the texts name, by id."""
         hidden = self._names.items() if texts else ()
         return {token_id: name for token_id, name in hidden if any(name in text for text in texts)}
-
-    def _texts(self, token_ids: Sequence[int], hidden: Collection[int] = ()) -> list[str]:
-        """What each token adds to the text that they are from its beginning on."""
-        detokenizer = Detokenizer(self._bytes.of, hidden, read_first=self._bytes.first)
-        texts = [detokenizer.push(token_id) for token_id in token_ids]
-        if rest := detokenizer.finish():
-            texts[-1] += rest
-        return texts
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
