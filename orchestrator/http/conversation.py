@@ -25,20 +25,23 @@ class Plan:
         form: of the answer as it is written, calls included; None is free text.
         writing: how the model writes calls.
         must_call: the answer is calls and nothing else.
+        several: more than one call counts.
         stops: texts that end the answer.
     """
 
     tools: Sequence[Tool]
     form: Form | None
     writing: Writing
-    must_call: bool
-    stops: Sequence[str]
+    must_call: bool = False
+    several: bool = True
+    stops: Sequence[str] = ()
 
     def reader(self) -> Reader:
         """Tells calls from text."""
         if self.must_call:
             return ForcedCalls()
-        return self.writing.reader({tool.function.name for tool in self.tools}) if self.tools else Text()
+        names = {tool.function.name for tool in self.tools}
+        return self.writing.reader(names, self.several) if names else Text()
 
     async def prompt(
         self, generation: Generation, messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None
@@ -66,18 +69,20 @@ def plan(
     """
     tools = () if choice == "none" else tools
     writing, several = writing_of(generation.tokenizer.template_source(bool(tools))), parallel is not False
-    if isinstance(choice, NamedTool):
-        named = [tool for tool in tools if tool.function.name == choice.function.name]
-        return Plan(tools, tag(writing.only_calls(_functions(named), False), "tools"), writing, True, ())
     functions = _functions(tools)
+    if isinstance(choice, NamedTool):
+        named = [function for function in functions if function.name == choice.function.name]
+        return Plan(tools, tag(writing.only_calls(named, False), "tools"), writing, must_call=True)
     if choice == "required":
-        return Plan(tools, tag(writing.only_calls(functions, several), "tools"), writing, True, ())
+        return Plan(tools, tag(writing.only_calls(functions, several), "tools"), writing, must_call=True)
     if not tools or form is not None:
         either = form if form is None or not tools else _or_calls(form, writing.only_calls(functions, several))
-        return Plan(tools, either, writing, False, ())
+        return Plan(tools, either, writing, several=several)
     if any(tool.function.strict for tool in tools):
-        return Plan(tools, tag(writing.calls_in_text(functions, several), "tools"), writing, False, ())
-    return Plan(tools, None, writing, False, () if several or not writing.has_tags else [writing.closing])
+        return Plan(tools, tag(writing.calls_in_text(functions, several), "tools"), writing, several=several)
+    # No JSON string has such an end of a call in it: ends of lines are escaped there.
+    stops = [] if several or not writing.has_tags else [writing.closing]
+    return Plan(tools, None, writing, several=several, stops=stops)
 
 
 def _functions(tools: Sequence[Tool]) -> list[Function]:
@@ -115,6 +120,8 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     found: dict[str, Any] = {"role": role, "content": message.content or ""}
     found |= {name: value for name in ("name", "tool_call_id") if (value := getattr(message, name)) is not None}
+    if message.thought:
+        found["reasoning_content"] = message.thought
     if message.tool_calls:
         found["tool_calls"] = [
             {

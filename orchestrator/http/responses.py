@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from orchestrator.core.finish import FinishReason
 from orchestrator.generation import Generation
-from orchestrator.http.bodies.chat import ChatMessage
-from orchestrator.http.bodies.responses import ResponseBody, ResponseItem
-from orchestrator.http.bodies.tools import FunctionCall, NamedTool, ToolCall
+from orchestrator.http.bodies.responses import ResponseBody
+from orchestrator.http.bodies.tools import NamedTool
 from orchestrator.http.calls import NAMES, Writer, respond
 from orchestrator.http.conversation import Plan, plan
 from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.forms import form_of
+from orchestrator.http.items import messages_of
 from orchestrator.http.logprobs import ChatLogprobs
 from orchestrator.http.sampling import ask, asked, fill, room
 from orchestrator.http.sse import event
@@ -45,7 +45,7 @@ async def create(generation: Generation, body: ResponseBody, request: Request) -
     how = plan(generation, tools, body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_output_tokens
     try:
-        prompt = await how.prompt(generation, _messages(body), body.chat_template_kwargs)
+        prompt = await how.prompt(generation, messages_of(body), body.chat_template_kwargs)
         limit = room(generation, prompt) if limit is None else limit
     except PilotfishError as error:
         raise api_error(error, _NAMES) from error
@@ -53,31 +53,6 @@ async def create(generation: Generation, body: ResponseBody, request: Request) -
     sampling = asked(body, limit, how.form, stop=how.stops, logprobs=logprobs)
     writer = _Writer(body, generation.tokenizer, how, len(prompt))
     return await respond(generation, [ask(body, prompt, sampling)], writer, request)
-
-
-def _messages(body: ResponseBody) -> list[ChatMessage]:
-    """The conversation as a chat; calls that follow each other belong to one message."""
-    messages = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
-    calls: list[ToolCall] = []
-    for item in [*body.input, None]:
-        if item is not None and item.type == "function_call":
-            calls.append(_call(item))
-            continue
-        if calls:
-            messages.append(ChatMessage(role="assistant", tool_calls=calls))
-            calls = []
-        if item is not None and item.type == "function_call_output":
-            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
-        elif item is not None and item.role is not None:
-            messages.append(ChatMessage(role=item.role, content=item.content))
-    return messages
-
-
-def _call(item: ResponseItem) -> ToolCall:
-    assert item.call_id is not None
-    assert item.name is not None
-    assert item.arguments is not None
-    return ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
 
 
 class _Writer(Writer):

@@ -2,7 +2,8 @@
 
 Calls that are forced (``tool_choice`` required or by name) are written under a grammar, so that their arguments can be
 streamed as they come. Where the model may call or not, a call is told apart from text only once it is complete and
-names one of the tools; everything else stays text, as it was written.
+names one of the tools; everything else stays text, as it was written. Tags count outside of JSON's strings alone: a
+call may well write about them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENT_NAMES = ("arguments", "parameters")
+_PIECE = 256  # characters
+_OUTSIDE_STRINGS = frozenset(" \t\r\n{}[]:,+-.0123456789Eeaflnrstu")  # of JSON; "<" is none of them
+_BARE_BEGINNING = re.compile(r"\s*(?:\[\s*)?(?:\{|$)")
 _BEGINNING = re.compile(
     r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:' + "|".join(_ARGUMENT_NAMES) + r')"\s*:\s*(?=\{)'
 )
@@ -93,18 +97,25 @@ class ForcedCalls(Reader):
 
 
 class _ObjectEnd:
-    """Finds the end of a JSON object that comes in pieces and starts with its first brace."""
+    """Finds the end of a JSON object that comes in pieces and starts with its first brace.
+
+    Attributes:
+        is_over: the object is complete.
+        is_broken: something came that no JSON has in its place.
+    """
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over = self.is_broken = False
         self._depth = 0
         self._in_text = self._is_escaped = False
 
     def take(self, text: str) -> str:
-        """As much of the text as belongs to the object."""
+        """As much of the text as belongs to the object; all of it once that is broken."""
         for index, character in enumerate(text):
             if self.is_over:
                 return text[:index]
+            if self.is_broken:
+                break
             self._step(character)
         return text
 
@@ -123,42 +134,98 @@ class _ObjectEnd:
         elif character in "}]":
             self._depth -= 1
             self.is_over = self._depth == 0
+        elif character not in _OUTSIDE_STRINGS:
+            self.is_broken = True
+
+
+class _Candidate:
+    """What follows an opening tag, while it could be a call.
+
+    Attributes:
+        seen: all of it.
+        json: the object, once that is complete.
+        rest: what stands behind the call, once it is one.
+        is_call: whether it is; None while that is open.
+    """
+
+    def __init__(self) -> None:
+        self.seen = self.json = self.rest = ""
+        self.is_call: bool | None = None
+        self._end, self._after = _ObjectEnd(), ""
+
+    def push(self, text: str) -> None:
+        """Takes more of it."""
+        begin = text if self.json else text.lstrip()
+        self.seen += text
+        if not self.json and begin and not begin.startswith("{"):
+            self.is_call = False
+            return
+        taken = self._end.take(begin)
+        self.json += taken
+        self._after += begin[len(taken) :]
+        if self._end.is_broken:
+            self.is_call = False
+        elif after := self._after.lstrip():
+            if after.startswith((CLOSE, OPEN)):  # some models forget to close
+                self.is_call, self.rest = True, after.removeprefix(CLOSE)
+            elif not CLOSE.startswith(after) and not OPEN.startswith(after):
+                self.is_call = False
+
+    def finish(self) -> None:
+        """No more comes: a whole object will do."""
+        self.is_call = self._end.is_over
 
 
 class TaggedCalls(Reader):
-    """Text, and calls in tags; white space around calls is no text."""
+    """Text, and calls in tags; white space around calls is no text.
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._held = ""  # what could be white space before a call, the beginning of a tag, or a call from its tag on
+    Args:
+        names: of the functions that may be called.
+        several: calls after the first one count too; else they are left out.
+    """
+
+    def __init__(self, names: Collection[str], several: bool = True) -> None:
+        self._names, self._several = names, several
+        self._held = ""  # what could be white space before a call, or the beginning of a tag
+        self._call: _Candidate | None = None
         self._has_called = False
 
     def push(self, text: str) -> Iterator[Part]:
         """Text at once, but for what is held; calls when they are complete."""
-        self._held += text
-        while (start := self._held.find(OPEN)) >= 0:
-            end = self._held.find(CLOSE, start)
-            if end < 0:
-                yield from self._release(len(self._held[:start].rstrip()))
-                return
-            call, rest = self._held[start + len(OPEN) : end], self._held[end + len(CLOSE) :]
-            if (parts := _parse(call, self._names)) is None:  # looks like one, and is text
-                yield from self._release(end + len(CLOSE))
-                continue
-            yield from self._release(len(self._held[:start].rstrip()))
-            yield from parts
-            self._held, self._has_called = rest, True
-        yield from self._release(len(self._held[: self._open_tag()].rstrip()))
+        pieces = _pieces(text)
+        while pieces:
+            piece = pieces.pop()
+            if self._call is None:
+                self._held, tag, piece = (self._held + piece).partition(OPEN)
+                yield from self._release(len(self._held[: None if tag else self._open_tag()].rstrip()))
+                if not tag:
+                    continue
+                self._call = _Candidate()
+            self._call.push(piece)
+            if self._call.is_call is not None:
+                pieces += _pieces((yield from self._close(self._call)))
 
     def finish(self) -> Iterator[Part]:
         """What was held back; an answer may end without the last closing tag."""
-        before, tag, call = self._held.partition(OPEN)
-        parts = _parse(call, self._names) if tag else None
-        if parts is not None:
-            yield from self._release(len(before.rstrip()))
-            yield from parts
-        elif not self._has_called or self._held.strip():
+        while self._call is not None:
+            self._call.finish()
+            rest = yield from self._close(self._call)
+            yield from self.push(rest)
+        if not self._has_called or self._held.strip():
             yield from self._release(len(self._held))
+
+    def _close(self, found: _Candidate) -> Generator[Part, None, str]:
+        """The call, or the tag as text; returns what is to be read behind it."""
+        self._call = None
+        parts = _parse(found.json, self._names) if found.is_call else None
+        if parts is None:
+            self._held += OPEN
+            yield from self._release(len(self._held))
+            return found.seen
+        if self._several or not self._has_called:
+            yield from parts
+        self._held, self._has_called = "", True
+        return found.rest
 
     def _release(self, length: int) -> Iterator[Part]:
         text, self._held = self._held[:length], self._held[length:]
@@ -172,12 +239,17 @@ class TaggedCalls(Reader):
         return len(self._held) - found
 
 
-class BareCall(Reader):
-    """Text, or one call and nothing else."""
+class BareCalls(Reader):
+    """Text, or calls and nothing else: objects one after the other, or a list of them.
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._held: str | None = ""  # while it could be a call
+    Args:
+        names: of the functions that may be called.
+        several: calls after the first one count too; else they are left out.
+    """
+
+    def __init__(self, names: Collection[str], several: bool = True) -> None:
+        self._names, self._several = names, several
+        self._held: str | None = ""  # while it could be calls
 
     def push(self, text: str) -> Iterator[Part]:
         """Text at once if it does not start like a call."""
@@ -185,28 +257,74 @@ class BareCall(Reader):
             yield from Text().push(text)
             return
         self._held += text
-        if self._held.strip() and not self._held.lstrip().startswith("{"):
+        if not _BARE_BEGINNING.match(self._held):
             text, self._held = self._held, None
             yield Words(text)
 
     def finish(self) -> Iterator[Part]:
-        """The call, or what only looked like one."""
-        if self._held:
-            yield from _parse(self._held, self._names) or [Words(self._held)]
+        """The calls, or what only looked like some."""
+        if not self._held:
+            return
+        calls = [_parse(text, self._names) for text in _objects(self._held)]
+        if not calls or None in calls:
+            yield Words(self._held)
+            return
+        for call in calls if self._several else calls[:1]:
+            yield from call or ()
+
+
+def _pieces(text: str) -> list[str]:
+    """A text in pieces, the last first; small, since what is behind a tag is copied for each that is found."""
+    return [text[begin : begin + _PIECE] for begin in range(0, len(text), _PIECE)][::-1]
+
+
+def _objects(text: str) -> list[str]:
+    """The JSON objects that a text consists of; none if it has anything else but what separates them."""
+    found, text = [], text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    while text := text.lstrip(" \t\r\n,;"):
+        end = _ObjectEnd()
+        found.append(end.take(text) if text.startswith("{") else "")
+        if not end.is_over:
+            return []
+        text = text[len(found[-1]) :]
+    return found
 
 
 def _parse(text: str, names: Collection[str]) -> list[Part] | None:
     """The call that a text is; None if it is none of a known function."""
-    try:
-        call = json.loads(text)
-    except ValueError:
-        return None
+    call = _load(text)
     if not isinstance(call, dict) or call.get("name") not in names:
         return None
-    arguments: Any = next((call[key] for key in _ARGUMENT_NAMES if key in call), {})
+    arguments: Any = next((call[key] for key in _ARGUMENT_NAMES if key in call), None)
+    if isinstance(arguments, str):  # as OpenAI's API gives them, and so some models write them
+        arguments = _load(arguments) if arguments.strip() else None
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         return None
-    return [_call(call["name"]), Arguments(json.dumps(arguments, ensure_ascii=False))]
+    return [_call(call["name"]), Arguments(_dump(arguments))]
+
+
+def _load(text: str) -> Any:
+    """The value of a JSON text, ends of lines in its strings allowed; a text that is none for one that is not JSON."""
+    try:
+        return json.loads(text, strict=False, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _dump(arguments: dict[str, Any]) -> str:
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # escapes for half of a surrogate pair
+        return json.dumps(arguments)
+    return text
 
 
 def _call(name: str) -> CallBegins:

@@ -3,7 +3,7 @@
 Two ways of writing are known, told apart by the model's chat template:
 
 - Hermes, Qwen, SmolLM3: ``<tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>``, any number, text before them
-- Llama 3 and all others: ``{"name": "f", "parameters": {...}}`` and nothing else
+- Llama 3 and all others: ``{"name": "f", "parameters": {...}}`` and nothing else; several with ``;`` between them
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.http.tool_reading import CLOSE, OPEN, BareCall, Reader, TaggedCalls
+from orchestrator.http.tool_reading import CLOSE, OPEN, BareCalls, Reader, TaggedCalls
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,31 @@ class Writing:
         opening: what a call begins with.
         argument_name: key of the arguments.
         closing: what a call ends with.
+        separator: between two calls.
     """
 
     opening: str
     argument_name: str
     closing: str
+    separator: str
 
     @property
     def has_tags(self) -> bool:
-        """Whether calls stand between tags, so that there may be several, and text before them."""
+        """Whether calls stand between tags, so that there may be text before them."""
         return bool(self.closing)
 
-    def reader(self, names: Collection[str]) -> Reader:
-        """For an answer that may call one of the functions."""
-        return TaggedCalls(names) if self.has_tags else BareCall(names)
+    def reader(self, names: Collection[str], several: bool = True) -> Reader:
+        """For an answer that may call one of the functions, or several."""
+        return (TaggedCalls if self.has_tags else BareCalls)(names, several)
 
     def only_calls(self, functions: Sequence[Function], several: bool) -> dict[str, Any]:
-        """A format of xgrammar's structural tags: calls and nothing else, one or, if they have tags, several."""
+        """A format of xgrammar's structural tags: calls and nothing else, one or several."""
         return {
             "type": "tags_with_separator",
             "tags": self._tags(functions),
-            "separator": "\n",
+            "separator": self.separator,
             "at_least_one": True,
-            "stop_after_first": not (several and self.has_tags),
+            "stop_after_first": not several,
         }
 
     def calls_in_text(self, functions: Sequence[Function], several: bool) -> dict[str, Any]:
@@ -83,8 +85,8 @@ class Writing:
         ]
 
 
-HERMES = Writing(f"{OPEN}\n", "arguments", f"\n{CLOSE}")
-BARE = Writing("", "parameters", "")
+HERMES = Writing(f"{OPEN}\n", "arguments", f"\n{CLOSE}", separator="\n")
+BARE = Writing("", "parameters", "", separator="; ")
 
 
 def writing_of(template: str) -> Writing:

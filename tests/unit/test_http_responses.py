@@ -35,7 +35,7 @@ def piece(letter: str) -> Piece:
 def test_the_log_probabilities_of_a_message_are_those_of_its_text() -> None:
     tool = Tool(type="function", function=FunctionDefinition(name="f"))
     body = ResponseBody.model_validate({"model": "m", "input": "x"})
-    writer = _Writer(body, cast(Tokenizer, Letters()), Plan([tool], None, HERMES, must_call=False, stops=()), 1)
+    writer = _Writer(body, cast(Tokenizer, Letters()), Plan([tool], None, HERMES), 1)
     written = 'Well.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     lines = b"".join(event for letter in written for event in writer.push(0, piece(letter))).decode().split("\n")
     events: list[Any] = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -57,6 +58,27 @@ ANSWERS: list[tuple[str, Found]] = [
     ('<tool_call>{"name": "cook"}</tool_call>', ('<tool_call>{"name": "cook"}</tool_call>', [])),
     ('x <tool_call>{"name": "time", "argu', ('x <tool_call>{"name": "time", "argu', [])),
     ("<tool_call>[1]</tool_call>!", ("<tool_call>[1]</tool_call>!", [])),
+    (
+        '<tool_call>{"name": "weather", "arguments": {"at": "a\\"</tool_call>, <tool_call>{"}}</tool_call>',
+        ("", [("weather", {"at": 'a"</tool_call>, <tool_call>{'})]),
+    ),
+    (
+        'I use <tool_call> for it, or <tool_call>{..}.\n<tool_call>{"name": "time"}</tool_call>',
+        ("I use <tool_call> for it, or <tool_call>{..}.", [("time", {})]),
+    ),
+    ('<tool_call> {"a": "b} <tool_call>{"name": "time"}', ('<tool_call> {"a": "b}', [("time", {})])),
+    ('<tool_call>{"name": "weather", "arguments": "{\\"at\\": 1}"}</tool_call>', ("", [("weather", {"at": 1})])),
+    ('<tool_call>{"name": "time", "arguments": ""}</tool_call>', ("", [("time", {})])),
+    ('<tool_call>{"name": "time", "arguments": null}\n</tool_c', ("", [("time", {})])),
+    ('<tool_call>{"name": "weather", "arguments": {"at": "1\n2"}}</tool_call>', ("", [("weather", {"at": "1\n2"})])),
+    (
+        '<tool_call>{"name": "time"}\n<tool_call>{"name": "time"}</tool_call><tool_call>{"name": "weather"}',
+        ("", [("time", {}), ("time", {}), ("weather", {})]),
+    ),
+    ('<tool_call>{"name": "time"}} </tool_call>', ('<tool_call>{"name": "time"}} </tool_call>', [])),
+    ('<tool_call>{"name": "time", "arguments": "3"}', ('<tool_call>{"name": "time", "arguments": "3"}', [])),
+    ('<tool_call>{"name": "time", "arguments": NaN}', ('<tool_call>{"name": "time", "arguments": NaN}', [])),
+    ('<tool_call>{"name": ["time"]}', ('<tool_call>{"name": ["time"]}', [])),
 ]  # fmt: skip
 
 
@@ -81,11 +103,45 @@ def test_text_without_a_call_passes_unchanged(text: str, data: st.DataObject) ->
         ('{"name": "time", "parameters": 3}', ('{"name": "time", "parameters": 3}', [])),
         ("{ is a brace", ("{ is a brace", [])),
         ('It is {"name": "time"}', ('It is {"name": "time"}', [])),
+        ('{"name": "time"}; {"name": "weather", "parameters": "{}"}\n', ("", [("time", {}), ("weather", {})])),
+        (
+            '[{"name": "time"},\n{"name": "weather", "arguments": {"at": "]}"}}]',
+            ("", [("time", {}), ("weather", {"at": "]}"})]),
+        ),
+        ('{"name": "time"} and {"name": "time"}', ('{"name": "time"} and {"name": "time"}', [])),
+        ('{"name": "time"}; {"name": "cook"}', ('{"name": "time"}; {"name": "cook"}', [])),
+        ("[1] a source", ("[1] a source", [])),
+        ("[]", ("[]", [])),
     ],
 )
 @given(data=st.data())
 def test_a_bare_call_is_a_whole_answer(answer: str, expected: Found, data: st.DataObject) -> None:
     assert read(BARE.reader(NAMES), data.draw(cuts(answer))) == expected
+
+
+@pytest.mark.parametrize("writing", [HERMES, BARE])
+@given(data=st.data())
+def test_of_two_calls_one_is_left_where_one_is_allowed(writing: Writing, data: st.DataObject) -> None:
+    call = f'{writing.opening}{{"name": "time", "{writing.argument_name}": {{}}}}{writing.closing}'
+    answer = call + writing.separator + call.replace("time", "weather")
+    assert read(writing.reader(NAMES, False), data.draw(cuts(answer))) == ("", [("time", {})])
+    assert read(writing.reader(NAMES), data.draw(cuts(answer))) == ("", [("time", {}), ("weather", {})])
+
+
+def test_arguments_are_json_that_can_be_sent() -> None:
+    written = '<tool_call>{"name": "time", "arguments": {"half": "\\ud83d", "fish": "\U0001f41f"}}</tool_call>'
+    found = "".join(part.json for part in HERMES.reader(NAMES).push(written) if isinstance(part, Arguments))
+    assert json.loads(found.encode()) == {"half": "\ud83d", "fish": "\U0001f41f"}
+    deep = f'<tool_call>{{"name": "time", "arguments": {"[" * 100_000}{"]" * 100_000}}}</tool_call>'
+    assert read(HERMES.reader(NAMES), [deep]) == (deep, [])
+
+
+def test_tags_without_calls_are_read_in_linear_time() -> None:
+    """A model may be made to write anything; nobody else is to wait while it is read."""
+    for written in ('<tool_call>{"' * 20_000, "<tool_call>{" * 20_000, '<tool_call>{"a": "' * 10_000 + '"' * 9):
+        reader, begun = HERMES.reader(NAMES), time.perf_counter()
+        assert "".join(part.text for part in [*reader.push(written), *reader.finish()] if isinstance(part, Words))
+        assert time.perf_counter() - begun < 20
 
 
 arguments = st.dictionaries(
@@ -149,7 +205,13 @@ def test_forms_of_calls_are_read_as_they_are_allowed(writing: Writing, several: 
     only = writing.only_calls(functions, several)
     assert takes(only, call)
     assert takes(only, other)
-    assert takes(only, f"{call}\n{other}") is (several and writing.has_tags)
+    both = f"{call}{writing.separator}{other}"
+    assert takes(only, both) is several
+    assert (
+        read(ForcedCalls(), [both])
+        == read(writing.reader(NAMES), [both])
+        == ("", [("weather", {"at": "x"}), ("time", {})])
+    )
     assert not any(takes(only, text) for text in ("", "hello", wrong, f"hello {call}", call.replace("weather", "cook")))
     assert read(ForcedCalls(), [call]) == ("", [("weather", {"at": "x"})])
     within = writing.calls_in_text(functions, several)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any
+from typing import Any, ClassVar
 
 from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -40,6 +40,9 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
+    is_sent_back: ClassVar[bool] = False
+    """Clients make it of answers, with null in all fields that their classes have; of unknown ones it asks nothing."""
+
     @model_validator(mode="before")
     @classmethod
     def _names_are_known(cls, given: Any) -> Any:
@@ -47,6 +50,8 @@ class Body(BaseModel):
         if not isinstance(given, Mapping):
             return given
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        if cls.is_sent_back:
+            given = {name: value for name, value in given.items() if name in fields or value is not None}
         for name, value in given.items():
             if (field := fields.get(name)) is None:
                 raise _fault("unknown_parameter", name, f"is not a known field{_hint(name, fields)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,11 +15,18 @@ from orchestrator.http.bodies.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 class ChatMessage(Body):
     """One message of a conversation."""
 
+    is_sent_back: ClassVar[bool] = True
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought before; for templates that have a place for it."""
+    reasoning: str | None = None
+    """vLLM's newer name of reasoning_content."""
+    parsed: Any = ignored("OpenAI's client adds it to content that it has read")
     refusal: Any = ignored("models here do not refuse apart from their text")
     audio: Any = refused("only text is read")
     annotations: Any = ignored("models here cite nothing")
@@ -33,7 +40,16 @@ class ChatMessage(Body):
             raise wrong_field("tool_calls", "belongs to messages of the assistant")
         if (self.tool_call_id is not None) is not (self.role == "tool"):
             raise wrong_field("tool_call_id", "belongs to messages of role tool, and to each of them")
+        if self.reasoning_content is not None and self.reasoning is not None:
+            raise wrong_field("reasoning", "and reasoning_content are the same; give one of them")
+        if self.thought is not None and self.role != "assistant":
+            raise wrong_field("reasoning_content", "belongs to messages of the assistant")
         return self
+
+    @property
+    def thought(self) -> str | None:
+        """The reasoning, by whichever name."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
 class ChatBody(Classic, Conversation):

@@ -25,7 +25,7 @@ def _content(value: Any) -> Any:
     texts = []
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text"):
+        if kind not in ("text", "input_text", "output_text", "reasoning_text"):
             raise wrong(f"its part {index} has type {kind!r}; only text is read")
         if not isinstance(part.get("text"), str):
             raise wrong(f"its part {index} has no text")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -40,9 +40,11 @@ class ResponseText(Body):
 
 
 class ResponseItem(Body):
-    """A message, a call of a function or what the function gave, by ``type``."""
+    """A message, a call of a function, what the function gave, or what the model thought before, by ``type``."""
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    is_sent_back: ClassVar[bool] = True
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content = None
     call_id: str | None = None
@@ -52,6 +54,9 @@ class ResponseItem(Body):
     id: Any = ignored("nothing is stored")
     status: Any = ignored("items are complete")
     phase: Any = ignored("chat templates know none")
+    summary: Any = ignored("templates want the reasoning itself")
+    encrypted_content: Any = refused("nothing is encrypted here; send content")
+    parsed_arguments: Any = ignored("OpenAI's client adds them to arguments that it has read")
 
     @model_validator(mode="after")
     def _has_its_fields(self) -> ResponseItem:
@@ -59,6 +64,7 @@ class ResponseItem(Body):
             "message": ("role", "content"),
             "function_call": ("call_id", "name", "arguments"),
             "function_call_output": ("call_id", "output"),
+            "reasoning": () if self.content is None else ("content",),  # OpenAI's own may have but a summary
         }
         for name in ("role", "content", "call_id", "name", "arguments", "output"):
             if (getattr(self, name) is not None) is not (name in wanted[self.type]):

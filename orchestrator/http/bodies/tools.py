@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
-from orchestrator.http.bodies.base import Body, wrong, wrong_field
+from orchestrator.http.bodies.base import Body, ignored, wrong, wrong_field
 from orchestrator.http.bodies.forms import MAX_SCHEMA_KEYWORDS
 
 MAX_TOOLS = 1024
@@ -16,17 +16,23 @@ MAX_TOOLS = 1024
 class FunctionCall(Body):
     """What an assistant called."""
 
+    is_sent_back: ClassVar[bool] = True
+
     name: str
     arguments: str
     """JSON."""
+    parsed_arguments: Any = ignored("OpenAI's client adds them to arguments that it has read")
 
 
 class ToolCall(Body):
     """A call in the history."""
 
+    is_sent_back: ClassVar[bool] = True
+
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: Any = ignored("of a stream's deltas; calls are in order")
 
 
 class FunctionDefinition(Body):
