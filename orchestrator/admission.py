@@ -62,6 +62,9 @@ class Asked:
     adaptive_draft_length: bool = False
     draft_model: str = ""
     show_proposals: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
     json_schema: str | None = None
     json_object: bool = False
     regex: str | None = None
@@ -153,6 +156,28 @@ def admit(
         Request(f"{request_id}/{i}", tokens, replace(others, seed=sample_seed(params.seed, i)), priority)
         for i in range(1, samples)
     )
+
+
+def truncate(prompt: Sequence[int], count: int | None, max_tokens: int, max_len: int) -> Sequence[int]:
+    """A prompt's last tokens.
+
+    Args:
+        prompt: token ids.
+        count: how many are kept; -1 for as many as fit before the completion, None for all.
+        max_tokens: of the completion.
+        max_len: of the model, 0 if that is not known yet.
+
+    Raises:
+        InvalidArgumentError: naming field, value and limit.
+    """
+    if count is None:
+        return prompt
+    most = max_len or MAX_INT32
+    allowed = f"must be in [1, {most}], or -1 for what fits"
+    require(count == -1 or 1 <= count <= most, "truncate_prompt_tokens", count, allowed)
+    if count == -1:
+        count = max(1, max_len - max_tokens) if max_len else len(prompt)
+    return prompt[-count:]
 
 
 def sample_seed(seed: int, index: int) -> int:

@@ -8,6 +8,7 @@ folder gives the same text.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 
+SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""Special tokens that templates know, as ``bos_token``."""
+
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
+
 
 class ChatTemplate:
     """A compiled template.
@@ -30,6 +36,7 @@ class ChatTemplate:
 
     Attributes:
         takes_tools: whether it tells the model of tools.
+        variables: further ones that it reads, as ``enable_thinking``.
 
     Raises:
         FailedPreconditionError: if the template is not valid Jinja.
@@ -43,7 +50,9 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self._special_tokens = dict(special_tokens)
         try:
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            read = meta.find_undeclared_variables(environment.parse(source))
+            self.takes_tools = "tools" in read
+            self.variables = frozenset(read) - _GIVEN - {f"{kind}_token" for kind in SPECIAL_NAMES}
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise FailedPreconditionError(
@@ -56,6 +65,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The conversation as text, special tokens written out.
 
@@ -64,9 +74,10 @@ class ChatTemplate:
             add_generation_prompt: ends with the beginning of the assistant's answer.
             tools: that the model may call, as ``{"type": "function", "function": {"name": ...}}``.
             variables: further ones that the template knows.
+            continue_final_message: ends with the content of the last message, so that more of it follows.
 
         Raises:
-            InvalidArgumentError: if there is no message, or the template refuses them.
+            InvalidArgumentError: if there is no message, or the template refuses them or hides the last one's content.
             FailedPreconditionError: if there are tools, and the template has no place for them.
         """
         if not messages:
@@ -79,8 +90,20 @@ class ChatTemplate:
             "messages": [dict(message) for message in messages],
             "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
+        if not continue_final_message:
+            return self._render(given)
+        mark, content = secrets.token_hex(8), given["messages"][-1]["content"]
+        given["messages"][-1]["content"] = f"{content}{mark} "
+        text, found, behind = self._render(given).rpartition(mark)
+        if not found:
+            message = "continue_final_message: this model's chat template does not write the last message's content"
+            raise InvalidArgumentError(message, "continue_final_message")
+        is_stripped = not behind.startswith(" ") and content.strip()  # by the template, at its end
+        return text.removesuffix(content[len(content.rstrip()) :]) if is_stripped else text
+
+    def _render(self, given: Mapping[str, Any]) -> str:
         try:
             return self._template.render(given)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:

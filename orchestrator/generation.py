@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from orchestrator.admission import Asked, Defaults, admit, check_timeout
+from orchestrator.admission import Asked, Defaults, admit, check_timeout, truncate
 from orchestrator.capabilities import Offer
 from orchestrator.core.requests import Request
 from orchestrator.loop import Loop
@@ -59,6 +59,8 @@ class Ask:
     request_id: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    shown_token_ids: Sequence[int] = ()
+    """Special tokens that have a text nevertheless: marks that a protocol reads in it."""
 
 
 class Answer(AsyncIterator[Event]):
@@ -182,9 +184,10 @@ class Generation:
         """What the model's generation config says of sampling, by the names of ``Asked``."""
         return self._defaults.sampling
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain prompt; see ``Tokenizer.encode``."""
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, self.info().max_len)
+    async def encode(self, text: str, add_special_tokens: bool = True, *, is_cut: bool = False) -> list[int]:
+        """Token ids of a plain prompt, of any length if that is to be cut; see ``Tokenizer.encode``."""
+        max_len = 0 if is_cut else self.info().max_len
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, max_len)
 
     async def encode_chat(
         self,
@@ -192,10 +195,16 @@ class Generation:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        *,
+        is_cut: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation; see ``Tokenizer.encode_chat``."""
+        """Token ids of a conversation, of any length if that is to be cut; see ``Tokenizer.encode_chat``."""
         encode = self.tokenizer.encode_chat
-        return await asyncio.to_thread(encode, messages, add_generation_prompt, tools, variables, self.info().max_len)
+        max_len = 0 if is_cut else self.info().max_len
+        return await asyncio.to_thread(
+            encode, messages, add_generation_prompt, tools, variables, max_len, continue_final_message
+        )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones written out."""
@@ -225,6 +234,8 @@ class Generation:
         request_id = ask.request_id or made_up_id()
         info = self.info()
         vocab_size = info.vocab_size or self.tokenizer.vocab_size  # before there is a target
+        most = self._defaults.fill(ask.asked).max_tokens or 0
+        ask = replace(ask, prompt=truncate(ask.prompt, ask.asked.truncate_prompt_tokens, most, info.max_len))
         asked = self._defaults.fill(ask.asked, info.max_len - len(ask.prompt) if info.max_len else None)
         timeout_s = check_timeout(ask.timeout_s)
         self._loop.require_room(len(ask.prompt), asked.max_tokens or 0)
@@ -235,7 +246,7 @@ class Generation:
         events = Events(watchers, begin_with_prompt=prompt is not None)
 
         def submit() -> None:
-            self._submit(requests, tuple(ask.asked.stop), events, prompt if is_scored else None)
+            self._submit(requests, ask, events, prompt if is_scored else None)
             for watcher in watchers:
                 watcher.began(requests)
 
@@ -254,20 +265,19 @@ class Generation:
             raise InvalidArgumentError(str(error), grammar.kind.name.lower()) from error
         submit()
 
-    def _submit(
-        self, requests: Sequence[Request], stops: tuple[str, ...], events: Events, prompt: Prompt | None
-    ) -> None:
+    def _submit(self, requests: Sequence[Request], ask: Ask, events: Events, prompt: Prompt | None) -> None:
         """Queues all samples, or none; the first brings the prompt once it is scored."""
         queued: list[Request] = []
-        named = self.tokenizer.hidden_tokens_in(stops)
+        named = self.tokenizer.hidden_tokens_in(ask.asked.stop)
         try:
             for index, request in enumerate(requests):
                 output = Output(
-                    self.tokenizer.detokenizer(),
-                    stops,
+                    self.tokenizer.detokenizer(ask.asked.skip_special_tokens, ask.shown_token_ids),
+                    tuple(ask.asked.stop),
                     events,
                     index,
                     min_tokens=request.params.shaping.min_tokens,
+                    includes_stop=ask.asked.include_stop_str_in_output,
                     prompt=None if index else prompt,
                     named=named,
                 )

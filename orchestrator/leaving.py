@@ -62,6 +62,7 @@ class Leaving:
         min_tokens: tokens that the completion has before a stop text can end it.
         named: names of the tokens without text that stop texts name, by id: part of the text that these are sought in,
             although none of it leaves.
+        includes_stop: what ends the completion, a text or a token, is part of its text.
 
     Attributes:
         is_stopped: a stop text is complete; nothing leaves any more.
@@ -74,9 +75,11 @@ class Leaving:
         stops: tuple[str, ...],
         min_tokens: int = 0,
         named: Mapping[int, str] = MappingProxyType({}),
+        includes_stop: bool = False,
     ) -> None:
-        self._detokenizer, self._scanner = detokenizer, StopScanner(stops)
+        self._detokenizer, self._scanner = detokenizer, StopScanner(stops, includes_stop)
         self._may_wait, self._min_tokens, self._named = bool(stops), min_tokens, named
+        self._includes_stop = includes_stop
         self._waiting: list[_Waiting] = []
         self._taken = self._length = self._released = 0  # tokens; characters that there are, and that may leave
         self.dropped = 0
@@ -105,7 +108,7 @@ class Leaving:
     def _texts(self, run: Run) -> list[str]:
         """The text of each token, where none waits."""
         push = self._detokenizer.push
-        if run.reason is FinishReason.STOP:
+        if run.reason is FinishReason.STOP and not self._includes_stop:
             texts = [*map(push, run.token_ids[:-1]), ""]  # the end token has none
         else:
             texts = list(map(push, run.token_ids))
@@ -116,12 +119,13 @@ class Leaving:
     def _take(self, run: Run) -> tuple[list[LeftToken], int]:
         """``take``, one token after the other."""
         logprobs: Sequence[TokenLogprobs | None] = run.logprobs or [None] * len(run.token_ids)
-        last = len(run.token_ids) if run.reason is FinishReason.STOP else 0
+        end = len(run.token_ids) if run.reason is FinishReason.STOP else 0
+        textless = 0 if self._includes_stop else end
         left: list[LeftToken] = []
         each = zip(run.token_ids, run.kinds, logprobs, strict=True)
         for count, (token_id, kind, logprob) in enumerate(each, start=1):
-            text = "" if count == last else self._detokenizer.push(token_id)
-            self._wait(LeftToken(token_id, kind, text, logprob), has_text=count != last)
+            text = "" if count == textless else self._detokenizer.push(token_id)
+            self._wait(LeftToken(token_id, kind, text, logprob), has_text=count != end or bool(text))
             left += self._settled()
             if self.is_stopped:
                 return left, count

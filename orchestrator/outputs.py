@@ -131,6 +131,7 @@ class Output:
         events: where they go.
         index: of the sample.
         min_tokens: tokens that the completion has before a stop text can end it.
+        includes_stop: what ends the completion is part of its text.
         prompt: to be sent before the first piece, with its log probabilities.
         named: names of tokens without text that stop texts name; see ``Leaving``.
     """
@@ -142,10 +143,11 @@ class Output:
         events: Events,
         index: int = 0,
         min_tokens: int = 0,
+        includes_stop: bool = False,
         prompt: Prompt | None = None,
         named: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self._leaving = Leaving(detokenizer, stops, min_tokens, named)
+        self._leaving = Leaving(detokenizer, stops, min_tokens, named, includes_stop)
         self._events, self._index, self._prompt = events, index, prompt
         self._meter = UsageMeter(time.perf_counter())
 

@@ -104,14 +104,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         )
 
     async def _prompt(self, request: pb.GenerateRequest) -> Sequence[int]:
+        is_cut = request.sampling.HasField("truncate_prompt_tokens")
         match request.WhichOneof("prompt"):
             case "text":
-                return await self._generation.encode(request.text)
+                return await self._generation.encode(request.text, is_cut=is_cut)
             case "token_ids":
                 return request.token_ids.ids
             case "messages":
                 messages = [{"role": m.role, "content": m.content} for m in request.messages.messages]
-                return await self._generation.encode_chat(messages)
+                return await self._generation.encode_chat(messages, is_cut=is_cut)
             case _:
                 raise refusal("prompt", "missing", "give one of text, token_ids and messages")
 
@@ -178,6 +179,9 @@ def _asked(sampling: pb.SamplingParams) -> Asked:
         adaptive_draft_length=sampling.adaptive_draft_length,
         draft_model=sampling.draft_model,
         show_proposals=sampling.show_proposals,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        skip_special_tokens=sampling.skip_special_tokens if sampling.HasField("skip_special_tokens") else True,
+        truncate_prompt_tokens=given("truncate_prompt_tokens"),
         json_schema=given("json_schema"),
         json_object=sampling.json_object,
         regex=given("regex"),

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestrator.chat_template import ChatTemplate
+from orchestrator.chat_template import SPECIAL_NAMES, ChatTemplate
 from orchestrator.detokenizer import Detokenizer
 from orchestrator.generation_config import end_token_ids, read_json
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -19,7 +19,6 @@ from pilotfish.token_bytes import TokenBytes
 from pilotfish.tokenizer_hash import load_tokenizer, tokenizer_hash
 
 _SPARE = 4  # times the text that tokens have, in what a tokenizer may make shorter first
-_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class Tokenizer:
@@ -86,6 +85,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         max_len: int = 0,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template.
 
@@ -95,14 +95,24 @@ class Tokenizer:
             tools: that the model may call; see ``ChatTemplate.render``.
             variables: further ones of the template.
             max_len: see ``encode``.
+            continue_final_message: ends with the content of the last message.
 
         Raises:
             FailedPreconditionError: if the model has no chat template, or none that takes tools.
             InvalidArgumentError: if the template refuses the messages.
         """
-        text = self._template_for(tools).render(messages, add_generation_prompt, tools, variables)
+        template = self._template_for(tools)
+        text = template.render(messages, add_generation_prompt, tools, variables, continue_final_message)
         # The template has written out the special tokens already.
         return self.encode(text, add_special_tokens=False, max_len=max_len)
+
+    def template_variables(self, tools: Sequence[Mapping[str, Any]] = ()) -> frozenset[str]:
+        """Variables that the chat template reads beside the conversation, as ``enable_thinking``.
+
+        Raises:
+            FailedPreconditionError: see ``encode_chat``.
+        """
+        return self._template_for(tools).variables
 
     def template_source(self, with_tools: bool) -> str:
         """The Jinja text that conversations are written by; empty if there is none."""
@@ -140,9 +150,14 @@ class Tokenizer:
         """Whether a token of a completion gives no text: it is a special or an end token."""
         return token_id in self._hidden
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer for one completion; neither special nor end tokens give text."""
-        return Detokenizer(self._bytes.of, self._hidden)
+    def detokenizer(self, skip_special_tokens: bool = True, shown: Collection[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for one completion; special and end tokens give no text but for those ``shown``."""
+        return Detokenizer(self._bytes.of, self._hidden - frozenset(shown) if skip_special_tokens else ())
+
+    def token_id(self, text: str) -> int | None:
+        """The token that is written so; None if there is none."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
 
     def hidden_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
         """Names of the special and end tokens that some of the texts name, by id."""
@@ -180,7 +195,7 @@ class Tokenizer:
     def _special_tokens(self) -> dict[str, str]:
         """Texts of the named special tokens, as templates know them."""
         found = {}
-        for name in (f"{kind}_token" for kind in _SPECIAL_NAMES):
+        for name in (f"{kind}_token" for kind in SPECIAL_NAMES):
             value = self._settings.get(name)
             text = value.get("content") if isinstance(value, dict) else value
             if text is not None:

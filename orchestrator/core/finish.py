@@ -44,17 +44,18 @@ def cut_run(
 
 
 class StopScanner:
-    """Finds stop strings in text that comes in pieces, and lets nothing of them out.
+    """Finds stop strings in text that comes in pieces, and lets nothing of them out, or nothing behind them.
 
     The first stop string to be complete ends the text; of several that are complete at the same
     character, the longest. So the outcome does not depend on how the text is cut into pieces.
 
     Args:
         stops: none of them empty. Without any, text passes through.
+        included: the one that ends the text leaves as part of it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], included: bool = False) -> None:
+        self._stops, self._included = tuple(stops), included
         self._held = ""
         self._is_stopped = False
 
@@ -77,9 +78,10 @@ class StopScanner:
         if not self._stops:
             return text
         text = self._held + text
-        if may_stop and (start := self._first_stop(text)) is not None:
+        if may_stop and (stop := self._first_stop(text)) is not None:
             self._is_stopped, self._held = True, ""
-            return text[:start]
+            end, start = stop
+            return text[: end if self._included else start]
         keep = self._open_length(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -89,10 +91,10 @@ class StopScanner:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the first complete stop string starts."""
+    def _first_stop(self, text: str) -> tuple[int, int] | None:
+        """Where the first complete stop string ends, and where it starts."""
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+        return min(found, default=None)
 
     def _open_length(self, text: str) -> int:
         """Length of the longest end of the text with which a stop string begins."""

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -22,42 +23,51 @@ from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.http.chat import chat
 from orchestrator.http.completions import complete
 from orchestrator.http.errors import ApiError, api_error
-from orchestrator.http.keys import Keys
+from orchestrator.http.keys import OPEN_PATHS, Keys
+from orchestrator.http.lenient import Lenient
 from orchestrator.http.limits import Budget, Limits
 from orchestrator.http.playground import playground
 from orchestrator.http.request_ids import RequestIds
 from orchestrator.http.responses import create
+from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tokens import detokenize, tokenize
 from pilotfish.errors import PilotfishError, UnavailableError
 
+EXPOSED_HEADERS = ("X-Request-Id", "Warning", "Retry-After")
+"""That scripts of other servers' pages may read."""
 
-def make_app(
-    generation: Generation,
-    keys: Sequence[str],
-    max_body_bytes: int,
-    max_requests: int,
-    budget: Budget,
-    has_playground: bool = True,
-) -> ASGIApp:
+
+def make_app(generation: Generation, keys: Sequence[str], settings: HttpSettings) -> ASGIApp:
     """The application, behind ids, keys and limits.
 
     Args:
         generation: serves the requests.
         keys: of the clients; without any, everybody may ask.
-        max_body_bytes, max_requests, budget: see ``Limits``.
-        has_playground: whether the playground is at /.
+        settings: of the gateway.
     """
     routes = _routes(generation)
-    if has_playground:
+    if settings.http_playground:
         page = playground()
 
         @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
         async def root() -> Response:
             return page
 
-    app: ASGIApp = Limits(routes, max_body_bytes, max_requests, budget)
-    app = Keys(app, keys) if keys else app
-    return RequestIds(app, lambda: generation.info().model)
+    app: ASGIApp = Lenient(routes) if settings.lenient else routes
+    budget = Budget(settings.http_body_budget_bytes, settings.http_body_budget_bytes_per_key)
+    app = Limits(app, settings.http_max_body_bytes, settings.http_max_requests, budget)
+    if keys:
+        app = Keys(app, keys, OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else set()))
+    app = RequestIds(app, lambda: generation.info().model)
+    if settings.allowed_origins:  # before keys: browsers ask for leave without one
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return app
 
 
 def _routes(generation: Generation) -> FastAPI:

@@ -17,7 +17,8 @@ from orchestrator.http.conversation import Plan, plan
 from orchestrator.http.errors import api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs, prompt_logprobs
-from orchestrator.http.sampling import ask, classic_asked, fill, room
+from orchestrator.http.prompts import encode
+from orchestrator.http.sampling import ask, classic_asked, fill, fit
 from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Reader, Words
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
@@ -34,8 +35,17 @@ async def chat(generation: Generation, body: ChatBody, request: Request) -> Resp
     how = plan(generation, body.tools or [], body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
-        prompt = await how.prompt(generation, body.messages, body.chat_template_kwargs)
-        limit = room(generation, prompt) if limit is None else limit
+        tokens = await encode(
+            generation,
+            body.messages,
+            how.tools,
+            body.chat_template_kwargs,
+            body.reasoning_effort,
+            adds_prompt=body.add_generation_prompt is not False,
+            continues=bool(body.continue_final_message),
+            is_cut=body.truncate_prompt_tokens is not None,
+        )
+        prompt, limit = fit(generation, body, tokens, limit)
     except PilotfishError as error:
         raise api_error(error, NAMES) from error
     asked = classic_asked(
@@ -62,7 +72,7 @@ class _Writer(ClassicWriter):
         # Of each choice that has begun: how many there are has yet to be judged.
         self._readers: defaultdict[int, Reader] = defaultdict(how.reader)
         self._calls: defaultdict[int, int] = defaultdict(lambda: -1)  # index of the last call
-        self._logprobs = ChatLogprobs(tokenizer, body.stop_token_ids)
+        self._logprobs = ChatLogprobs(tokenizer, body)
         self._prompt_logprobs: dict[str, Any] = {}
 
     def whole(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from orchestrator.http.calls import respond
 from orchestrator.http.classic import ClassicWriter
 from orchestrator.http.forms import Form, form_of
 from orchestrator.http.logprobs import CompletionLogprobs, prompt_logprobs
-from orchestrator.http.sampling import ask, classic_asked, fill
+from orchestrator.http.sampling import ask, classic_asked, fill, fit
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
 
@@ -26,9 +26,10 @@ DEFAULT_MAX_TOKENS = 16
 async def complete(generation: Generation, body: CompletionBody, request: Request) -> Response:
     """Completes each prompt n times."""
     generation.require_model(body.model)
-    body = fill(generation, body)
-    prompts = [await generation.encode(each) if isinstance(each, str) else each for each in body.prompt]
+    body, is_cut = fill(generation, body), body.truncate_prompt_tokens is not None
+    prompts = [await generation.encode(each, is_cut=is_cut) if isinstance(each, str) else each for each in body.prompt]
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    counts = [len(fit(generation, body, prompt, limit)[0]) for prompt in prompts]
     form = form_of(body.response_format, body.structured_outputs, "response_format")
     scored = body.logprobs if body.echo and body.logprobs is not None else None
     how = classic_asked(
@@ -40,7 +41,7 @@ async def complete(generation: Generation, body: CompletionBody, request: Reques
         logprobs=body.logprobs,
         prompt_logprobs=max((count for count in (scored, body.prompt_logprobs) if count is not None), default=None),
     )
-    writer = _Writer(body, generation.tokenizer, [len(prompt) for prompt in prompts], form)
+    writer = _Writer(body, generation.tokenizer, counts, form)
     asks = [
         ask(body, prompt, how, is_text=isinstance(given, str))
         for given, prompt in zip(body.prompt, prompts, strict=True)

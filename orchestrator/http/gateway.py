@@ -12,7 +12,6 @@ import uvicorn
 from orchestrator.generation import Generation
 from orchestrator.http.app import make_app
 from orchestrator.http.keys import read_keys
-from orchestrator.http.limits import Budget
 from orchestrator.http.settings import HttpSettings
 from pilotfish.addresses import bind
 from pilotfish.steps import require
@@ -50,12 +49,8 @@ class Gateway:
 
     def start(self, generation: Generation) -> None:
         """Starts to answer."""
-        settings = self._settings
-        budget = Budget(settings.http_body_budget_bytes, settings.http_body_budget_bytes_per_key)
-        limits = settings.http_max_body_bytes, settings.http_max_requests, budget
-        app = make_app(generation, self._keys, *limits, settings.http_playground)
         config = uvicorn.Config(
-            app,
+            make_app(generation, self._keys, self._settings),
             http="h11",
             ws="none",
             lifespan="off",

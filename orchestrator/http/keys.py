@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,15 +52,16 @@ class Keys:
     Args:
         app: the next.
         keys: any of them will do.
+        open_paths: served without one.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: Collection[str] = OPEN_PATHS) -> None:
+        self._app, self._open_paths = app, open_paths
         self._hashes = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the call on, or answers 401."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             found = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
             if scheme.lower() != "bearer" or not self._is_known(found):

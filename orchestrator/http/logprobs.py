@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.core.requests import TokenLogprobs
+from orchestrator.http.bodies.sampling import Sampling
 from orchestrator.tokenizer import Tokenizer
 
 LEAST = -9999.0
@@ -26,11 +27,12 @@ class ChatLogprobs:
 
     Args:
         tokenizer: of the model.
-        stop_token_ids: of the request; as special tokens they give no text, and so have no bytes.
+        body: of the request; it says which tokens give no text, and so have no bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int] | None) -> None:
-        self._tokenizer, self._stops = tokenizer, frozenset(stop_token_ids or ())
+    def __init__(self, tokenizer: Tokenizer, body: Sampling) -> None:
+        self._tokenizer, self._body = tokenizer, body
+        self._ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else tokenizer.eos_token_ids)
 
     def of(self, token_ids: Sequence[int], found: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """Of some tokens in a row; empty lists if there are none."""
@@ -42,9 +44,14 @@ class ChatLogprobs:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = token_text(self._tokenizer, token_id)
-        has_text = not (token_id in self._stops or self._tokenizer.is_hidden(token_id))
-        data = list(self._tokenizer.token_bytes(token_id)) if has_text else None  # so that they add up to the text
+        # So that they add up to the text. In a response null is no bytes, to OpenAI's client.
+        data = list(self._tokenizer.token_bytes(token_id)) if self._has_text(token_id) else []
         return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
+
+    def _has_text(self, token_id: int) -> bool:
+        if token_id in self._ends and not self._body.include_stop_str_in_output:
+            return False
+        return self._body.skip_special_tokens is False or not self._tokenizer.is_hidden(token_id)
 
 
 class CompletionLogprobs:

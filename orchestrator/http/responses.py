@@ -20,7 +20,8 @@ from orchestrator.http.errors import ApiError, api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.items import messages_of
 from orchestrator.http.logprobs import ChatLogprobs
-from orchestrator.http.sampling import ask, asked, fill, room
+from orchestrator.http.prompts import encode
+from orchestrator.http.sampling import ask, asked, fill, fit
 from orchestrator.http.sse import event
 from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Words
 from orchestrator.http.usage import UsageCount
@@ -33,6 +34,7 @@ _NAMES = NAMES | {
     "prompt token_ids": "input",
     "messages": "input",
     "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
 }
 
 
@@ -45,8 +47,11 @@ async def create(generation: Generation, body: ResponseBody, request: Request) -
     how = plan(generation, tools, body.tool_choice, body.parallel_tool_calls, form)
     limit = body.max_output_tokens
     try:
-        prompt = await how.prompt(generation, messages_of(body), body.chat_template_kwargs)
-        limit = room(generation, prompt) if limit is None else limit
+        effort = body.reasoning.effort if body.reasoning is not None else None
+        is_cut = body.truncate_prompt_tokens is not None
+        variables = body.chat_template_kwargs
+        tokens = await encode(generation, messages_of(body), how.tools, variables, effort, is_cut=is_cut)
+        prompt, limit = fit(generation, body, tokens, limit)
     except PilotfishError as error:
         raise api_error(error, _NAMES) from error
     logprobs = body.top_logprobs or 0 if body.include else None
@@ -66,7 +71,7 @@ class _Writer(Writer):
         self._body = body
         self._created_at = int(time.time())
         self._reader = how.reader()
-        self._logprobs = ChatLogprobs(tokenizer, body.stop_token_ids)
+        self._logprobs = ChatLogprobs(tokenizer, body)
         self._held: list[dict[str, Any]] = []  # log probabilities of tokens whose text has not left
         if how.form is not None:
             self.names = self.names | how.form.names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from orchestrator.admission import Asked
+from orchestrator.admission import Asked, truncate
 from orchestrator.core.acceptance import Rule
 from orchestrator.generation import Ask, Generation
 from orchestrator.http.bodies.classic import Classic
@@ -22,7 +22,7 @@ Body = TypeVar("Body", bound=Sampling)
 def fill(generation: Generation, body: Body) -> Body:
     """The body, with what the model's generation config or else OpenAI says where it says nothing.
 
-    How many tokens come is another matter; see ``room``.
+    How many tokens come is another matter; see ``fit``.
     """
     unsaid = {"temperature": DEFAULT_TEMPERATURE, **generation.sampling_defaults}
     return body.model_copy(
@@ -53,6 +53,9 @@ def asked(body: Sampling, max_tokens: int, form: Form | None, **others: Any) -> 
         draft_length=None if body.draft_length == "auto" else body.draft_length,
         adaptive_draft_length=body.draft_length == "auto",
         draft_model=body.draft_model or "",
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
         **(form.asked if form is not None else {}),
         **others,
     )
@@ -79,14 +82,19 @@ def ask(body: Sampling, prompt: Sequence[int], how: Asked, *, is_text: bool = Fa
     return Ask(prompt, how, is_text, body.model, priority=body.priority or 0, timeout_s=body.timeout)
 
 
-def room(generation: Generation, prompt: Sequence[int]) -> int:
-    """Tokens that fit behind a prompt, or as many as the model's generation config says.
+def fit(generation: Generation, body: Sampling, prompt: Sequence[int], limit: int | None) -> tuple[Sequence[int], int]:
+    """The tokens of a prompt that are kept, and how many may follow.
+
+    If no limit is said, as many may as there is room for, or as the model's generation config says.
 
     Raises:
-        InvalidArgumentError: none does.
+        InvalidArgumentError: there is no room, or see ``truncate``.
     """
     max_len = generation.info().max_len
-    if len(prompt) >= max_len > 0:
-        raise refusal("prompt", f"{len(prompt)} tokens", f"at most {max_len - 1} fit this model")
-    left = max(1, max_len - len(prompt))
-    return min(left, int(generation.sampling_defaults.get("max_tokens", left)))
+    kept = truncate(prompt, body.truncate_prompt_tokens, 1 if limit is None else limit, max_len)
+    if limit is not None:
+        return kept, limit
+    if len(kept) >= max_len > 0:
+        raise refusal("prompt", f"{len(kept)} tokens", f"at most {max_len - 1} fit this model")
+    left = max(1, max_len - len(kept))
+    return kept, min(left, int(generation.sampling_defaults.get("max_tokens", left)))

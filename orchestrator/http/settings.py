@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
 from pilotfish.settings import Settings, address
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 
 def _split(value: object) -> object:
@@ -20,6 +24,17 @@ def _split(value: object) -> object:
 
 def _maybe_address(value: str) -> str:
     return address(value, to_listen=True) if value else ""
+
+
+def _origins(value: object) -> object:
+    """Between commas, or as vLLM takes them: a list in JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = json.loads(value)
+    found = _split(value)
+    for origin in found if isinstance(found, list) else ():
+        if not isinstance(origin, str) or not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} must be * or SCHEME://HOST[:PORT], without a path")
+    return found
 
 
 class HttpSettings(Settings):
@@ -48,6 +63,17 @@ class HttpSettings(Settings):
 
     http_max_requests: int = Field(1024, ge=1)
     """HTTP requests that are answered at the same time; more are refused with 429."""
+
+    allowed_origins: Annotated[list[str], NoDecode, BeforeValidator(_origins)] = Field(default_factory=list)
+    """Web pages of other servers that may ask, as https://chat.example.org, or * for all (CORS); give it once for each.
+    Without any, browsers let none. The playground needs none."""
+
+    metrics_without_key: bool = False
+    """Serve /metrics to those who have no key, too: Prometheus."""
+
+    lenient: bool = False
+    """Pass over fields of requests that are unknown, and name them in the answer's Warning header. Without it they are
+    refused with 400, so that nobody waits for the effect of a name that was misspelt."""
 
     http_playground: bool = True
     """Serve a page at / to try the model in, that shows what speculation does. It needs no key itself; it asks for one

@@ -9,9 +9,9 @@ from typing import Any
 from orchestrator.admission import check_ids
 from orchestrator.generation import Generation
 from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
-from orchestrator.http.conversation import template_messages, template_tool
 from orchestrator.http.errors import api_error
 from orchestrator.http.logprobs import token_text
+from orchestrator.http.prompts import encode
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import PilotfishError
 
@@ -21,11 +21,13 @@ async def tokenize(generation: Generation, body: TokenizeBody) -> dict[str, Any]
     generation.require_model(body.model or "")
     if body.messages is not None:
         try:
-            token_ids = await generation.encode_chat(
-                template_messages(body.messages),
-                body.add_generation_prompt,
-                tools=[template_tool(tool) for tool in body.tools or ()],
-                variables=body.chat_template_kwargs,
+            token_ids = await encode(
+                generation,
+                body.messages,
+                body.tools or (),
+                body.chat_template_kwargs,
+                adds_prompt=body.add_generation_prompt is not False,
+                continues=bool(body.continue_final_message),
             )
         except PilotfishError as error:
             raise api_error(error, {"prompt": "messages"}) from error

@@ -56,6 +56,8 @@ class Plan:
     """File with further keys."""
     generation_config: str = "auto"
     """Whether the model's own sampling defaults count; simulated ones have no law to sample by."""
+    http_options: tuple[str, ...] = ()
+    """Further flags of the orchestrator on how it serves HTTP."""
     share_cores: Path | None = None
     """File by which the workers lend each other their cores."""
 
@@ -84,6 +86,7 @@ class Plan:
         trace = ["--trace", str(self.trace)] if self.trace is not None else []
         http = ["--http", self.http] if self.http is not None else []
         http += ["--api-key-file", str(self.api_key_file)] if self.api_key_file is not None else []
+        http += self.http_options
         served = ["--listen", self.listen, *http]
         return _python("orchestrator", *served, *workers, *model, *length, *trace, *self._logging())
 

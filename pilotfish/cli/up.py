@@ -113,6 +113,18 @@ def up(
             "none: it does not count."
         ),
     ] = "auto",
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Web pages that may ask from elsewhere (CORS); * for all. May be repeated."
+        ),
+    ] = None,
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="Pass over unknown fields of HTTP requests, with a Warning header.")
+    ] = False,
+    metrics_without_key: Annotated[
+        bool, typer.Option("--metrics-without-key", help="Serve /metrics to those who have no key, too.")
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write what each process does when; open it at ui.perfetto.dev."),
@@ -145,11 +157,18 @@ def up(
         raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
     if simulate is not None:
         _require_simulable(simulate, draft, draft_layers, dtype, quantize)
+    http_options = (
+        *(part for origin in allowed_origins or () for part in ("--allowed-origins", origin)),
+        *(("--lenient",) if lenient else ()),
+        *(("--metrics-without-key",) if metrics_without_key else ()),
+    )
     listen = require_free(listen)
     if http is not None:
         http = require_free(http, "--http")
     elif api_key or api_key_file is not None:
         raise typer.BadParameter("--api-key and --api-key-file go with --http; gRPC knows no keys")
+    elif http_options:
+        raise typer.BadParameter(f"{http_options[0]} goes with --http")
     folder = fetch(target)
     model = Model(target if simulate is None else f"simulated-{Path(simulate).stem}", folder, quantize=quantize)
     plan = Plan(
@@ -169,6 +188,7 @@ def up(
         api_keys=tuple(api_key or ()),
         api_key_file=api_key_file,
         generation_config=generation_config,
+        http_options=http_options,
     )
     with tempfile.TemporaryDirectory(prefix="pilotfish-") as scratch:
         if simulate is None and "OMP_NUM_THREADS" not in os.environ:  # who sets it wants just so many

@@ -32,6 +32,9 @@ _WANTED = {
     "adaptive_draft_length": "True or False",
     "draft_model": "a text",
     "show_proposals": "True or False",
+    "include_stop_str_in_output": "True or False",
+    "skip_special_tokens": "True or False",
+    "truncate_prompt_tokens": "None or an integer of 32 bits",
     "repetition_penalty": "a number",
     "presence_penalty": "a number",
     "frequency_penalty": "a number",
@@ -47,8 +50,9 @@ _WANTED = {
 }
 
 _GRAMMARS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
-_MAY_BE_NONE = ("seed", "draft_length", "logprobs", "prompt_logprobs", *set(_GRAMMARS) - {"json_object"})
-_TRUTHS = ("ignore_eos", "echo", "adaptive_draft_length", "show_proposals", "json_object")
+_NUMBERS_OR_NONE = ("seed", "draft_length", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+_MAY_BE_NONE = (*_NUMBERS_OR_NONE, *set(_GRAMMARS) - {"json_object"})
+_TRUTHS = tuple(name for name, wanted in _WANTED.items() if wanted == "True or False")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,16 @@ class SamplingParams:
 
     show_proposals: bool = False
     """Pieces bring the proposals that they came of; see ``Piece.proposal``."""
+
+    include_stop_str_in_output: bool = False
+    """What ends the completion is part of its text: the stop text, or the text of the stop or end token."""
+
+    skip_special_tokens: bool = True
+    """Special tokens of the completion have no text; False writes them out."""
+
+    truncate_prompt_tokens: int | None = None
+    """Keeps so many of the prompt's last tokens, from 1 to the model's length; -1 keeps as many as fit before
+    max_tokens. None: a prompt is never cut."""
 
     repetition_penalty: float = 1.0
     """Divides the logits of tokens of the prompt and the completion so far, or multiplies those below 0; above 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,12 +47,12 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(bounds)]
 
 
-def first_stop(text: str, stops: list[str]) -> int | None:
+def first_stop(text: str, stops: list[str], *, includes_stop: bool) -> int | None:
     """Where the text ends: the slow way, one more character after the other."""
     for length in range(len(text) + 1):
         found = [length - len(stop) for stop in stops if text[:length].endswith(stop)]
         if found:
-            return min(found)
+            return length if includes_stop else min(found)
     return None
 
 
@@ -65,15 +66,17 @@ texts = st.text(alphabet="ab é✓", min_size=1, max_size=14)
     places=st.lists(st.integers(0, 40), max_size=20),
     rounds=st.lists(st.integers(1, 4), min_size=20, max_size=20),
     reason=st.sampled_from(list(FinishReason)),
+    includes_stop=st.booleans(),
 )
 def test_ids_end_where_the_text_does(
-    text: str, stops: list[str], places: list[int], rounds: list[int], reason: FinishReason
+    text: str, stops: list[str], places: list[int], rounds: list[int], reason: FinishReason, includes_stop: bool
 ) -> None:
     pieces = cut(text.encode(), places)
     lengths: list[int] = []
     while sum(lengths) < len(pieces):
         lengths.append(min(rounds[len(lengths)], len(pieces) - sum(lengths)))
-    leaving = Leaving(Detokenizer(dict(enumerate(pieces)).__getitem__, {END}), tuple(stops))
+    detokenizer = Detokenizer(dict(enumerate(pieces)).__getitem__, {END})
+    leaving = Leaving(detokenizer, tuple(stops), includes_stop=includes_stop)
     left: list[LeftToken] = []
     taken = 0
     for run in runs(lengths, reason):
@@ -83,7 +86,7 @@ def test_ids_end_where_the_text_does(
         assert text.startswith("".join(token.text for token in left))
         if leaving.is_stopped:
             break
-    end = first_stop(text, stops)
+    end = first_stop(text, stops, includes_stop=includes_stop)
     assert leaving.is_stopped == (end is not None)
     assert "".join(token.text for token in left) == text[:end]
     ids = list(range(len(pieces))) + ([END] if reason is FinishReason.STOP else [])
@@ -151,7 +154,20 @@ def test_a_stop_text_may_name_a_special_token(tokens: list[str | int], stops: li
         if leaving.is_stopped:
             break
     read = "".join(named.get(NAME, "") if token == NAME else str(token) for token in tokens)
-    end = first_stop(read, stops)
+    end = first_stop(read, stops, includes_stop=False)
     assert leaving.is_stopped == (end is not None)
     assert text == read[:end].replace("<s>", "")
     assert end is not None or left == ids
+
+
+@pytest.mark.parametrize("stops", [(), ("x",)])
+def test_the_text_of_a_stop_token_leaves_where_it_is_asked_for(stops: tuple[str, ...]) -> None:
+    pieces = {0: b"a", 1: b"\xc3", END: b"<end>"}
+    [run] = runs([2], FinishReason.STOP)
+    for hidden, end in ((set[int](), "<end>"), ({END}, "")):
+        leaving = Leaving(Detokenizer(pieces.__getitem__, hidden), stops, includes_stop=True)
+        left, taken = take(leaving, run)
+        assert [token.id for token in left] == [0, 1, END]
+        assert "".join(token.text for token in left) == "a\ufffd" + end
+        assert left[-1].text.endswith(end)
+        assert taken == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import grant
 
-from orchestrator.admission import Asked, Defaults, admit, check_timeout
+from orchestrator.admission import Asked, Defaults, admit, check_timeout, truncate
 from orchestrator.capabilities import Field, Offer, offer
 from orchestrator.core.acceptance import Rule
 from pilotfish.errors import InvalidArgumentError
@@ -81,6 +81,23 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0, 64, -1, 65),
     "timeout_s": (1e-6, 604800.0, 0.0, 604800.1),
 }
+
+
+@pytest.mark.parametrize(
+    ("count", "max_tokens", "kept"),
+    [(None, 9, 6), (1, 9, 1), (4, 9, 4), (6, 9, 6), (10, 9, 6), (-1, 3, 6), (-1, 6, 4), (-1, 10, 1), (-1, 99, 1)],
+)
+def test_of_a_prompt_the_last_tokens_are_kept(count: int | None, max_tokens: int, kept: int) -> None:
+    prompt = list(range(6))
+    assert truncate(prompt, count, max_tokens, max_len=10) == prompt[-kept:]
+    if count != -1:
+        assert truncate(prompt, count, max_tokens, max_len=0) == prompt[-kept:]  # no target has answered yet
+
+
+@pytest.mark.parametrize("count", [0, -2, 11, 2**31 - 1, -(2**31), 10**30])
+def test_a_count_of_tokens_kept_has_limits(count: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^truncate_prompt_tokens is {count}; must be in \[1, 10\], or -1"):
+        truncate([1, 2], count, 4, max_len=10)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -119,12 +119,14 @@ def test_http_and_its_keys_are_the_orchestrators(deployment: Deployment) -> None
     file = deployment.folder / "keys"
     file.write_text("secret-3\n")
     flags = ["--http", "127.0.0.1:0", "--api-key", "secret-1", "--api-key", "secret-2", "--api-key-file", str(file)]
-    with deployment.up("--draft", "none", *flags) as process:
+    options = ["--allowed-origins", "https://a.b", "--allowed-origins", "*", "--lenient", "--metrics-without-key"]
+    with deployment.up("--draft", "none", *flags, *options) as process:
         ready_line(process)
         [orchestrator], [target] = deployment.notes("orchestrator"), deployment.notes("target_svc")
     argv = orchestrator["argv"]
     assert argv[argv.index("--http") + 1] == "127.0.0.1:0"
     assert argv[argv.index("--api-key-file") + 1] == str(file)
+    assert argv[argv.index("--allowed-origins") :][: len(options)] == options
     assert orchestrator["keys"] == "secret-1,secret-2"
     assert target["keys"] is None
     assert "secret" not in "".join(argv)

@@ -16,7 +16,9 @@ from pilotfish.v1 import generation_pb2 as pb
 
 def test_defaults_are_those_of_the_contract() -> None:
     unshaped = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
-    defaults = pb.SamplingParams(max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0, n=1, **unshaped)
+    defaults = pb.SamplingParams(
+        max_tokens=64, temperature=0, top_k=0, top_p=1, min_p=0, n=1, skip_special_tokens=True, **unshaped
+    )
     assert SamplingParams().to_pb() == defaults
 
 
@@ -39,6 +41,9 @@ def test_every_field_of_the_contract_is_sent() -> None:
         "adaptive_draft_length": True,
         "draft_model": "mtp",
         "show_proposals": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "truncate_prompt_tokens": -1,
         "repetition_penalty": 1.5,
         "presence_penalty": -2,
         "frequency_penalty": 0.25,
@@ -111,6 +116,10 @@ def test_acceptance_rules_go_by_name(rule: Any) -> None:
         ("draft_model", b"mtp"),
         ("draft_model", None),
         ("show_proposals", 1),
+        ("include_stop_str_in_output", "no"),
+        ("skip_special_tokens", None),
+        ("truncate_prompt_tokens", 1.5),
+        ("truncate_prompt_tokens", 2**31),
         ("repetition_penalty", None),
         ("presence_penalty", "1"),
         ("frequency_penalty", True),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.bodies.base import Body, is_ignored, refusal_of
@@ -257,6 +257,25 @@ def test_keys_are_read_from_flags_and_the_environment(monkeypatch: pytest.Monkey
     given = load(OrchestratorSettings, argv, "test")
     assert [key.get_secret_value() for key in given.api_key] == ["three", "four"]
     assert "three" not in repr(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--allowed-origins", '["https://a.b", "http://c:1"]'],
+        ["--allowed-origins", "https://a.b,http://c:1"],
+        ["--allowed-origins", "https://a.b", "--allowed-origins", "http://c:1"],
+    ],
+)
+def test_origins_are_read_as_vllm_takes_them_and_as_all_lists_are(given: list[str], tmp_path: Path) -> None:
+    settings = load(OrchestratorSettings, ["--model", str(tmp_path), *given], "test")
+    assert settings.allowed_origins == ["https://a.b", "http://c:1"]
+
+
+@pytest.mark.parametrize("origin", ["a.b", "https://a.b/page", "[1]", "[", "https://a b"])
+def test_an_origin_that_is_none_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match="allowed_origins"):
+        HttpSettings.model_validate({"allowed_origins": origin})
 
 
 def test_a_port_that_is_taken_is_told_at_once() -> None:

@@ -20,6 +20,8 @@ from orchestrator.usage import RoundTimes
 class Letters:
     """A tokenizer whose tokens are letters."""
 
+    eos_token_ids = frozenset[int]()
+
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
 

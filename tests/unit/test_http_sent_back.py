@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.http.bodies.chat import ChatBody
 from orchestrator.http.bodies.responses import ResponseBody
-from orchestrator.http.conversation import template_messages
 from orchestrator.http.items import messages_of
+from orchestrator.http.prompts import template_messages
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 MESSAGES: list[dict[str, Any]] = [

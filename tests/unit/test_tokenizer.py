@@ -371,12 +371,22 @@ def test_an_unfinished_character_at_the_end_is_replaced(tokenizers: dict[str, To
     assert pieces_of(tokenizer, tokenizer.encode("a€")[:-1]) == ["a", "", "", "\ufffd"]
 
 
-def test_special_and_end_tokens_give_no_text(folder: Path) -> None:
+def test_special_and_end_tokens_give_no_text_but_those_shown(folder: Path) -> None:
     change(folder, "generation_config.json", eos_token_id=[2, 270])
     tokenizer = Tokenizer(folder)
-    detokenizer = tokenizer.detokenizer()
     ids = [*tokenizer.encode("a"), 1, 270, 2, *tokenizer.encode("c")]
-    assert [detokenizer.push(token_id) for token_id in ids] == ["a", "", "", "", "c"]
+    texts = {
+        name: [*map(detokenizer.push, ids)]
+        for name, detokenizer in {
+            "none": tokenizer.detokenizer(),
+            "some": tokenizer.detokenizer(shown=[1]),
+            "all": tokenizer.detokenizer(skip_special_tokens=False),
+        }.items()
+    }
+    assert texts["none"] == ["a", "", "", "", "c"]
+    assert texts["some"] == ["a", "<|im_start|>", "", "", "c"]
+    assert texts["all"] == ["a", "<|im_start|>", tokenizer.decode([270]), "<|im_end|>", "c"]
+    assert [tokenizer.token_id(name) for name in ("<|im_start|>", "<think>")] == [1, None]
 
 
 def test_tokens_without_text_are_found_in_stop_texts_by_name(folder: Path) -> None:

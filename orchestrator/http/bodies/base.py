@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.http.errors import ApiError
+from orchestrator.http.lenient import pass_over
 from pilotfish.settings import said_of
 
 _SHORT = Repr()
@@ -52,6 +53,7 @@ class Body(BaseModel):
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         if cls.is_sent_back:
             given = {name: value for name, value in given.items() if name in fields or value is not None}
+        given = {name: value for name, value in given.items() if name in fields or not pass_over(name)}
         for name, value in given.items():
             if (field := fields.get(name)) is None:
                 raise _fault("unknown_parameter", name, f"is not a known field{_hint(name, fields)}")

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.http.bodies.base import Body, ignored, refused, wrong_field
 from orchestrator.http.bodies.classic import Classic
-from orchestrator.http.bodies.conversation import MAX_MESSAGES, Content, Conversation
+from orchestrator.http.bodies.conversation import MAX_MESSAGES, Content, Conversation, Effort
 from orchestrator.http.bodies.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_choice, read_choice
 
 
@@ -52,6 +52,14 @@ class ChatMessage(Body):
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
+def check_end(messages: list[ChatMessage], adds_prompt: bool | None, continues: bool | None) -> None:
+    """Returns if the conversation can end as it is to; raises for validators."""
+    if continues and adds_prompt:
+        raise wrong_field("continue_final_message", "goes with add_generation_prompt: false only")
+    if continues and (messages[-1].content is None or messages[-1].tool_calls):
+        raise wrong_field("continue_final_message", "needs a last message with content, and without tool_calls")
+
+
 class ChatBody(Classic, Conversation):
     """POST /v1/chat/completions."""
 
@@ -65,8 +73,12 @@ class ChatBody(Classic, Conversation):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(read_choice)] = None
     """auto where there are tools; required and a named function force a call of that form."""
-    add_generation_prompt: Any = refused("the assistant's answer is what is generated", True)
-    continue_final_message: Any = refused("send a plain prompt to /v1/completions", False)
+    reasoning_effort: Effort | None = None
+    """How long to think, where the model's chat template has a variable of this name."""
+    add_generation_prompt: bool | None = None
+    """False leaves out the beginning of the assistant's answer."""
+    continue_final_message: bool | None = None
+    """The model goes on with the last message instead of answering it."""
     chat_template: Any = refused("the model's own is used")
 
     metadata: Any = ignored("nothing is stored")
@@ -75,7 +87,6 @@ class ChatBody(Classic, Conversation):
     modalities: Any = refused("only text is generated", ["text"])
     functions: Any = refused("use tools", [])
     function_call: Any = refused("use tool_choice")
-    reasoning_effort: Any = refused("the model's chat template decides; see chat_template_kwargs")
     verbosity: Any = refused("ask the model for it")
     web_search_options: Any = refused("nothing is searched")
 
@@ -87,4 +98,5 @@ class ChatBody(Classic, Conversation):
         if len(both) > 1:
             raise wrong_field("max_tokens", "and max_completion_tokens differ; give one of them")
         check_choice(self.tools or [], self.tool_choice)
+        check_end(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -36,13 +36,16 @@ def _content(value: Any) -> Any:
 Content = Annotated[str | None, BeforeValidator(_content)]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class Conversation(Sampling):
     """A conversation that the model answers, maybe with calls of tools."""
 
     parallel_tool_calls: bool | None = None
     """False allows one call at most."""
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_VARIABLES)
-    """Further variables of the model's chat template, as ``enable_thinking``."""
+    """Further variables of the model's chat template, as ``enable_thinking``; none that it does not read."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     """The likeliest alternatives of each token, so many; goes with logprobs in a chat, with include in a response."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.http.bodies.base import Body, ignored, refused, wrong_field
-from orchestrator.http.bodies.conversation import MAX_MESSAGES, Content, Conversation
+from orchestrator.http.bodies.conversation import MAX_MESSAGES, Content, Conversation, Effort
 from orchestrator.http.bodies.forms import TextFormat, check_form
 from orchestrator.http.bodies.tools import MAX_TOOLS, FunctionDefinition, Tool, ToolChoice, check_choice, read_choice
 
@@ -37,6 +37,17 @@ class ResponseText(Body):
 
     format: TextFormat | None = None
     verbosity: Any = refused("ask the model for it")
+
+
+class Reasoning(Body):
+    """How a model thinks."""
+
+    effort: Effort | None = None
+    """As reasoning_effort of chats."""
+    summary: Any = ignored("the reasoning comes whole")
+    generate_summary: Any = ignored("the reasoning comes whole")
+    context: Any = refused("the model's chat template decides", "auto")
+    mode: Any = refused("there is one", "standard")
 
 
 class ResponseItem(Body):
@@ -90,6 +101,7 @@ class ResponseBody(Conversation):
     text: ResponseText | None = None
     tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(_read_choice)] = None
+    reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     """Comes back with the answer."""
     include: list[Literal["message.output_text.logprobs"]] | None = Field(None, max_length=MAX_METADATA)
@@ -105,7 +117,6 @@ class ResponseBody(Conversation):
     context_management: Any = refused("a conversation is never cut")
     truncation: Any = refused("a conversation is never cut", "disabled")
     max_tool_calls: Any = refused("it is for tools that OpenAI runs")
-    reasoning: Any = refused("the model's chat template decides; see chat_template_kwargs")
     access_programs: Any = refused("there are none")
     image: Any = refused("only text is read")
 

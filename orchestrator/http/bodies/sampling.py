@@ -56,7 +56,11 @@ class Sampling(Body):
     timeout: float | None = None
     """Seconds until the request is given up."""
 
-    include_stop_str_in_output: Any = refused("a stop text is never part of the text", False)
-    skip_special_tokens: Any = refused("special tokens never give text", True)
+    include_stop_str_in_output: bool | None = None
+    """What ends the text, a stop text or the text of a stop token, is part of it."""
+    skip_special_tokens: bool | None = None
+    """False writes special tokens out, end tokens that are ignored among them."""
+    truncate_prompt_tokens: int | None = None
+    """Keeps so many of the prompt's last tokens; -1 as many as fit before the completion."""
+    spaces_between_special_tokens: Any = refused("text is what the tokenizer's decoder makes of the tokens", True)
     use_beam_search: Any = refused("text is sampled", False)
-    truncate_prompt_tokens: Any = refused("a prompt is never cut; /tokenize tells its length", -1)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from orchestrator.http.bodies.base import Body, refused, wrong_field
-from orchestrator.http.bodies.chat import ChatMessage
+from orchestrator.http.bodies.chat import ChatMessage, check_end
 from orchestrator.http.bodies.conversation import MAX_MESSAGES, MAX_VARIABLES
 from orchestrator.http.bodies.tools import MAX_TOOLS, Tool
 
@@ -21,18 +21,21 @@ class TokenizeBody(Body):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = None
     """Of a prompt: with the model's special tokens around it, the default; a chat template writes its own."""
-    add_generation_prompt: bool = True
-    """Of messages: ends with the beginning of the assistant's answer."""
+    add_generation_prompt: bool | None = None
+    """Of messages: false leaves out the beginning of the assistant's answer."""
+    continue_final_message: bool | None = None
+    """Of messages: ends with the content of the last one."""
     return_token_strs: bool | None = None
     """Gives the text of each token, too."""
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_VARIABLES)
-    continue_final_message: Any = refused("send the whole text as prompt", False)
     chat_template: Any = refused("the model's own is used")
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeBody:
         if (self.prompt is None) is (self.messages is None):
             raise wrong_field("prompt", "or messages must be given, and not both")
+        if self.messages is not None:
+            check_end(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 
 
