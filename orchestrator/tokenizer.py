@@ -154,6 +154,11 @@ class Tokenizer:
         """A fresh detokenizer for one completion; special and end tokens give no text but for those ``shown``."""
         return Detokenizer(self._bytes.of, self._hidden - frozenset(shown) if skip_special_tokens else ())
 
+    def is_special(self, text: str) -> bool:
+        """Whether a text is the name of a special token."""
+        token_id = self.token_id(text)
+        return token_id is not None and token_id in self._hidden
+
     def token_id(self, text: str) -> int | None:
         """The token that is written so; None if there is none."""
         found: int | None = self._tokenizer.token_to_id(text)

@@ -27,6 +27,7 @@ from orchestrator.http.keys import OPEN_PATHS, Keys
 from orchestrator.http.lenient import Lenient
 from orchestrator.http.limits import Budget, Limits
 from orchestrator.http.playground import playground
+from orchestrator.http.reasoning import PARSERS, Marks
 from orchestrator.http.request_ids import RequestIds
 from orchestrator.http.responses import create
 from orchestrator.http.settings import HttpSettings
@@ -45,7 +46,7 @@ def make_app(generation: Generation, keys: Sequence[str], settings: HttpSettings
         keys: of the clients; without any, everybody may ask.
         settings: of the gateway.
     """
-    routes = _routes(generation)
+    routes = _routes(generation, PARSERS.get(settings.reasoning_parser))
     if settings.http_playground:
         page = playground()
 
@@ -70,7 +71,7 @@ def make_app(generation: Generation, keys: Sequence[str], settings: HttpSettings
     return app
 
 
-def _routes(generation: Generation) -> FastAPI:
+def _routes(generation: Generation, marks: Marks | None) -> FastAPI:
     # The interactive pages are left out: they fetch scripts from elsewhere.
     app = FastAPI(title="Pilotfish", version=generation.info().version, docs_url=None, redoc_url=None)
     started = int(time.time())
@@ -109,12 +110,12 @@ def _routes(generation: Generation) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answers a conversation."""
-        return await chat(generation, body, request)
+        return await chat(generation, body, request, marks)
 
     @app.post("/v1/responses")
     async def responses(body: ResponseBody, request: Request) -> Response:
         """Answers a conversation, in OpenAI's newer form."""
-        return await create(generation, body, request)
+        return await create(generation, body, request, marks)
 
     @app.post("/tokenize")
     async def to_tokens(body: TokenizeBody) -> dict[str, Any]:

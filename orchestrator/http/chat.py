@@ -18,8 +18,9 @@ from orchestrator.http.errors import api_error
 from orchestrator.http.forms import form_of
 from orchestrator.http.logprobs import ChatLogprobs, prompt_logprobs
 from orchestrator.http.prompts import encode
+from orchestrator.http.reasoning import Marks, reasoning_of
 from orchestrator.http.sampling import ask, classic_asked, fill, fit
-from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Reader, Words
+from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Reader, Thought, Words
 from orchestrator.outputs import Piece, Prompt
 from orchestrator.tokenizer import Tokenizer
 from pilotfish.errors import PilotfishError
@@ -27,8 +28,8 @@ from pilotfish.errors import PilotfishError
 NAMES = ClassicWriter.names | {"prompt": "messages", "prompt token_ids": "messages"}
 
 
-async def chat(generation: Generation, body: ChatBody, request: Request) -> Response:
-    """Answers the conversation n times."""
+async def chat(generation: Generation, body: ChatBody, request: Request, marks: Marks | None) -> Response:
+    """Answers the conversation n times; ``marks`` are those of the model's reasoning, if that is to be told apart."""
     generation.require_model(body.model)
     body = fill(generation, body)
     form = form_of(body.response_format, body.structured_outputs, "response_format")
@@ -48,6 +49,9 @@ async def chat(generation: Generation, body: ChatBody, request: Request) -> Resp
         prompt, limit = fit(generation, body, tokens, limit)
     except PilotfishError as error:
         raise api_error(error, NAMES) from error
+    if marks is not None:
+        continued = body.messages[-1].content if body.continue_final_message else None
+        how = reasoning_of(marks, generation.tokenizer, prompt, continued).plan(how, generation.tokenizer)
     asked = classic_asked(
         body,
         limit,
@@ -56,14 +60,15 @@ async def chat(generation: Generation, body: ChatBody, request: Request) -> Resp
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    writer = _Writer(body, generation.tokenizer, how, len(prompt))
-    return await respond(generation, [ask(body, prompt, asked)], writer, request)
+    writer = _Writer(body, generation.tokenizer, how, len(prompt), thinks=marks is not None)
+    shown = how.shown_token_ids(generation.tokenizer)
+    return await respond(generation, [ask(body, prompt, asked, shown=shown)], writer, request)
 
 
 class _Writer(ClassicWriter):
     names = NAMES
 
-    def __init__(self, body: ChatBody, tokenizer: Tokenizer, how: Plan, prompt: int) -> None:
+    def __init__(self, body: ChatBody, tokenizer: Tokenizer, how: Plan, prompt: int, *, thinks: bool) -> None:
         super().__init__(body, tokenizer, [prompt], "chatcmpl", "chat.completion", "chat.completion.chunk")
         if body.max_completion_tokens is not None:
             self.names = self.names | {"max_tokens": "max_completion_tokens"}
@@ -72,7 +77,9 @@ class _Writer(ClassicWriter):
         # Of each choice that has begun: how many there are has yet to be judged.
         self._readers: defaultdict[int, Reader] = defaultdict(how.reader)
         self._calls: defaultdict[int, int] = defaultdict(lambda: -1)  # index of the last call
-        self._logprobs = ChatLogprobs(tokenizer, body)
+        self._message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
+        self._message |= {"reasoning_content": None} if thinks else {}
+        self._logprobs = ChatLogprobs(tokenizer, body, how.shown_token_ids(tokenizer))
         self._prompt_logprobs: dict[str, Any] = {}
 
     def whole(self) -> dict[str, Any]:
@@ -92,10 +99,11 @@ class _Writer(ClassicWriter):
             yield _delta(choice, {"role": "assistant", "content": "", "refusal": None})
 
     def piece(self, choice: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        return self._parts(choice, self._readers[choice].push("".join(piece.token_texts)))
+        return self._parts(choice, self._readers[choice].read(piece.token_texts))
 
     def finish(self, choice: int, reason: str) -> Iterator[dict[str, Any]]:
         yield from self._parts(choice, self._readers[choice].finish())
+        self.usage.reasoning_tokens += self._readers[choice].reasoning_tokens
         has_called = self._calls[choice] >= 0
         yield _delta(choice, {}, "tool_calls" if has_called and reason == "stop" else reason)
 
@@ -107,14 +115,15 @@ class _Writer(ClassicWriter):
             delta["index"],
             {
                 "index": delta["index"],
-                "message": {"role": "assistant", "content": None, "refusal": None, "annotations": []},
+                "message": dict(self._message, annotations=[]),
                 "logprobs": None,
                 "finish_reason": None,
             },
         )
         message, change = choice["message"], delta["delta"]
-        if "content" in change:
-            message["content"] = (message["content"] or "") + change["content"]
+        for name in ("content", "reasoning_content"):
+            if name in change:
+                message[name] = (message[name] or "") + change[name]
         for call in change.get("tool_calls", ()):
             calls = message.setdefault("tool_calls", [])
             if "id" in call:
@@ -131,6 +140,8 @@ class _Writer(ClassicWriter):
             match part:
                 case Words(text):
                     yield _delta(choice, {"content": text})
+                case Thought(text):
+                    yield _delta(choice, {"reasoning_content": text})
                 case CallBegins(call_id, name):
                     self._calls[choice] += 1
                     begun = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}

@@ -42,7 +42,7 @@ class ClassicWriter(Writer):
         self.choice_count = self.samples * len(prompts)
         self._shows_rounds = bool(body.show_tokens)
         self._sends_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._usage = UsageCount(prompts)
+        self.usage = UsageCount(prompts)
         self._kind, self._chunk_kind = kind, chunk_kind
         self._head = {"created": int(time.time()), "model": body.model, "system_fingerprint": None}
         self._choices: dict[int, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ class ClassicWriter(Writer):
     def whole(self) -> dict[str, Any]:
         """All choices in order, and the usage."""
         choices = [self._choices[index] for index in sorted(self._choices)]
-        return {"id": self.id, "object": self._kind, **self._head, "choices": choices, "usage": self._usage.classic()}
+        return {"id": self.id, "object": self._kind, **self._head, "choices": choices, "usage": self.usage.classic()}
 
     def openings(self) -> Iterator[dict[str, Any]]:
         """Deltas that open the choices of a stream."""
@@ -106,7 +106,7 @@ class ClassicWriter(Writer):
             for choice in range(first, first + self.samples):
                 yield from self.echo(choice, found)
         elif isinstance(found, Finished):
-            self._usage.add(prompt, found.usage)
+            self.usage.add(prompt, found.usage)
             yield from self.finish(first + found.index, REASONS[found.reason])
         else:
             yield from self._piece(first + found.index, found)
@@ -132,6 +132,6 @@ class ClassicWriter(Writer):
 
     def _chunk(self, delta: dict[str, Any] | None) -> bytes:
         """One event; without a delta that of the usage."""
-        usage = {} if not self._sends_usage else {"usage": None if delta is not None else self._usage.classic()}
+        usage = {} if not self._sends_usage else {"usage": None if delta is not None else self.usage.classic()}
         choices = [] if delta is None else [delta]
         return event({"id": self.id, "object": self._chunk_kind, **self._head, "choices": choices, **usage})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ from orchestrator.generation import Generation
 from orchestrator.http.bodies.tools import FunctionDefinition, NamedTool, Tool, ToolChoice
 from orchestrator.http.errors import invalid
 from orchestrator.http.forms import Form, kept_schema, tag
-from orchestrator.http.tool_reading import ForcedCalls, Reader, Text
+from orchestrator.http.tool_reading import CLOSE, OPEN, ForcedCalls, Reader, Text
 from orchestrator.http.tool_writing import Function, Writing, writing_of
+from orchestrator.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Plan:
         must_call: the answer is calls and nothing else.
         several: more than one call counts.
         stops: texts that end the answer.
+        marks: texts that the reader must see, even if they are special tokens.
+        wrap: a reader around that of calls and text.
     """
 
     tools: Sequence[Tool]
@@ -33,9 +36,19 @@ class Plan:
     must_call: bool = False
     several: bool = True
     stops: Sequence[str] = ()
+    marks: Sequence[str] = ()
+    wrap: Callable[[Reader], Reader] = lambda reader: reader
 
     def reader(self) -> Reader:
         """Tells calls from text."""
+        return self.wrap(self._reader())
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Tokens that the reader must see, special or not: with some models tags and marks are."""
+        tags = (OPEN, CLOSE) if self.tools and self.writing.has_tags else ()
+        return [found for mark in (*tags, *self.marks) if (found := tokenizer.token_id(mark)) is not None]
+
+    def _reader(self) -> Reader:
         if self.must_call:
             return ForcedCalls()
         names = {tool.function.name for tool in self.tools}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.core.requests import TokenLogprobs
@@ -28,10 +28,11 @@ class ChatLogprobs:
     Args:
         tokenizer: of the model.
         body: of the request; it says which tokens give no text, and so have no bytes.
+        shown: special tokens that give one nevertheless.
     """
 
-    def __init__(self, tokenizer: Tokenizer, body: Sampling) -> None:
-        self._tokenizer, self._body = tokenizer, body
+    def __init__(self, tokenizer: Tokenizer, body: Sampling, shown: Collection[int] = ()) -> None:
+        self._tokenizer, self._body, self._shown = tokenizer, body, shown
         self._ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else tokenizer.eos_token_ids)
 
     def of(self, token_ids: Sequence[int], found: Iterable[TokenLogprobs]) -> dict[str, Any]:
@@ -51,7 +52,8 @@ class ChatLogprobs:
     def _has_text(self, token_id: int) -> bool:
         if token_id in self._ends and not self._body.include_stop_str_in_output:
             return False
-        return self._body.skip_special_tokens is False or not self._tokenizer.is_hidden(token_id)
+        skips = self._body.skip_special_tokens is not False and token_id not in self._shown
+        return not (skips and self._tokenizer.is_hidden(token_id))
 
 
 class CompletionLogprobs:

@@ -21,9 +21,10 @@ from orchestrator.http.forms import form_of
 from orchestrator.http.items import messages_of
 from orchestrator.http.logprobs import ChatLogprobs
 from orchestrator.http.prompts import encode
+from orchestrator.http.reasoning import Marks, reasoning_of
 from orchestrator.http.sampling import ask, asked, fill, fit
 from orchestrator.http.sse import event
-from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Words
+from orchestrator.http.tool_reading import Arguments, CallBegins, Part, Thought, Words
 from orchestrator.http.usage import UsageCount
 from orchestrator.outputs import Event, Finished, Piece
 from orchestrator.tokenizer import Tokenizer
@@ -38,8 +39,8 @@ _NAMES = NAMES | {
 }
 
 
-async def create(generation: Generation, body: ResponseBody, request: Request) -> Response:
-    """Answers the conversation."""
+async def create(generation: Generation, body: ResponseBody, request: Request, marks: Marks | None) -> Response:
+    """Answers the conversation; ``marks`` are those of the model's reasoning, if that is to be told apart."""
     generation.require_model(body.model)
     body = fill(generation, body)
     form = form_of(body.text.format if body.text is not None else None, body.structured_outputs, "text.format")
@@ -54,10 +55,13 @@ async def create(generation: Generation, body: ResponseBody, request: Request) -
         prompt, limit = fit(generation, body, tokens, limit)
     except PilotfishError as error:
         raise api_error(error, _NAMES) from error
+    if marks is not None:
+        how = reasoning_of(marks, generation.tokenizer, prompt).plan(how, generation.tokenizer)
     logprobs = body.top_logprobs or 0 if body.include else None
     sampling = asked(body, limit, how.form, stop=how.stops, logprobs=logprobs)
     writer = _Writer(body, generation.tokenizer, how, len(prompt))
-    return await respond(generation, [ask(body, prompt, sampling)], writer, request)
+    shown = how.shown_token_ids(generation.tokenizer)
+    return await respond(generation, [ask(body, prompt, sampling, shown=shown)], writer, request)
 
 
 class _Writer(Writer):
@@ -71,7 +75,7 @@ class _Writer(Writer):
         self._body = body
         self._created_at = int(time.time())
         self._reader = how.reader()
-        self._logprobs = ChatLogprobs(tokenizer, body)
+        self._logprobs = ChatLogprobs(tokenizer, body, how.shown_token_ids(tokenizer))
         self._held: list[dict[str, Any]] = []  # log probabilities of tokens whose text has not left
         if how.form is not None:
             self.names = self.names | how.form.names
@@ -89,12 +93,11 @@ class _Writer(Writer):
     def push(self, prompt: int, found: Event) -> Iterator[bytes]:
         """What the event adds to the output."""
         if isinstance(found, Piece):
-            if found.logprobs:
-                self._held += self._logprobs.of(found.token_ids, found.logprobs)["content"]
-            yield from self._parts(self._reader.push("".join(found.token_texts)))
+            yield from self._piece(found)
         elif isinstance(found, Finished):
             self._usage.add(prompt, found.usage)
             yield from self._parts(self._reader.finish())
+            self._usage.reasoning_tokens += self._reader.reasoning_tokens
             if not self._output:
                 yield from self._open_message()
             self._reason = found.reason
@@ -150,9 +153,25 @@ class _Writer(Writer):
             return "in_progress"
         return "incomplete" if self._reason is FinishReason.LENGTH else "completed"
 
+    def _piece(self, piece: Piece) -> Iterator[bytes]:
+        if not piece.logprobs:
+            yield from self._parts(self._reader.read(piece.token_texts))
+            return
+        logprobs = self._logprobs.of(piece.token_ids, piece.logprobs)["content"]
+        for text, logprob in zip(piece.token_texts, logprobs, strict=True):
+            self._held.append(logprob)
+            yield from self._parts(self._reader.read((text,)))
+            if self._reader.is_thinking:
+                self._held = []  # reasoning has no place for them
+
     def _parts(self, parts: Iterator[Part]) -> Iterator[bytes]:
         for part in parts:
             match part:
+                case Thought(text):
+                    if not self._is_open:
+                        yield from self._open_reasoning()
+                    self._item["content"][0]["text"] += text
+                    yield self._item_event("response.reasoning_text.delta", content_index=0, delta=text)
                 case Words(text):
                     if not self._is_open or self._item["type"] != "message":
                         yield from self._close()
@@ -171,8 +190,16 @@ class _Writer(Writer):
     def _open_message(self) -> Iterator[bytes]:
         item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
         yield self._open(item, f"msg_{secrets.token_hex(24)}")
-        item["content"].append(_empty_text())
-        yield self._item_event("response.content_part.added", content_index=0, part=_empty_text())
+        yield self._open_part({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+
+    def _open_reasoning(self) -> Iterator[bytes]:
+        item: dict[str, Any] = {"type": "reasoning", "summary": [], "content": [], "encrypted_content": None}
+        yield self._open(item, f"rs_{secrets.token_hex(24)}")
+        yield self._open_part({"type": "reasoning_text", "text": ""})
+
+    def _open_part(self, part: dict[str, Any]) -> bytes:
+        self._item["content"].append(part)
+        return self._item_event("response.content_part.added", content_index=0, part=part)
 
     def _open_call(self, call_id: str, name: str) -> Iterator[bytes]:
         item = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
@@ -190,7 +217,11 @@ class _Writer(Writer):
             return
         self._is_open, item = False, self._item
         item["status"] = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            part = item["content"][0]
+            yield self._item_event("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "message":
             self._take_logprobs()
             part = item["content"][0]
             whole = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -217,10 +248,6 @@ class _Writer(Writer):
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number, **fields}, kind)
-
-
-def _empty_text() -> dict[str, Any]:
-    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 def _format(body: ResponseBody) -> dict[str, Any]:

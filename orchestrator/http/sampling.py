@@ -77,9 +77,10 @@ def classic_asked(body: Classic, max_tokens: int, stops: Sequence[str], form: Fo
     )
 
 
-def ask(body: Sampling, prompt: Sequence[int], how: Asked, *, is_text: bool = False) -> Ask:
-    """One prompt's request."""
-    return Ask(prompt, how, is_text, body.model, priority=body.priority or 0, timeout_s=body.timeout)
+def ask(body: Sampling, prompt: Sequence[int], how: Asked, *, is_text: bool = False, shown: Sequence[int] = ()) -> Ask:
+    """One prompt's request; ``shown`` are special tokens that have a text nevertheless."""
+    limits: dict[str, Any] = {"priority": body.priority or 0, "timeout_s": body.timeout}
+    return Ask(prompt, how, is_text, body.model, **limits, shown_token_ids=shown)
 
 
 def fit(generation: Generation, body: Sampling, prompt: Sequence[int], limit: int | None) -> tuple[Sequence[int], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
@@ -67,6 +67,10 @@ class HttpSettings(Settings):
     allowed_origins: Annotated[list[str], NoDecode, BeforeValidator(_origins)] = Field(default_factory=list)
     """Web pages of other servers that may ask, as https://chat.example.org, or * for all (CORS); give it once for each.
     Without any, browsers let none. The playground needs none."""
+
+    reasoning_parser: Literal["", "deepseek_r1", "deepseek_v3", "glm45", "granite", "mistral", "qwen3", "seed_oss"] = ""
+    """Tell a model's reasoning apart from its answer, by the marks of its family, under vLLM's names. deepseek_r1 reads
+    an answer without marks as reasoning, the others as an answer. Empty leaves all in the text."""
 
     metrics_without_key: bool = False
     """Serve /metrics to those who have no key, too: Prometheus."""

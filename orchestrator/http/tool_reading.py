@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,13 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning before text and calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallBegins:
     """A call of a function; its arguments follow."""
 
@@ -48,11 +55,25 @@ class Arguments:
     json: str
 
 
-Part = Words | CallBegins | Arguments
+Part = Words | Thought | CallBegins | Arguments
 
 
 class Reader(ABC):
     """Tells calls from text in an answer that comes in pieces."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text so far is reasoning, and no part of the answer; see ``ReasoningReader``."""
+        return False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning."""
+        return 0
+
+    def read(self, texts: Sequence[str]) -> Iterator[Part]:
+        """What became certain with more tokens, of these texts."""
+        yield from self.push("".join(texts))
 
     @abstractmethod
     def push(self, text: str) -> Iterator[Part]:

@@ -15,10 +15,14 @@ class UsageCount:
 
     Args:
         prompts: token counts; each prompt counts once, however many samples it has.
+
+    Attributes:
+        reasoning_tokens: tokens of reasoning, part of the completions.
     """
 
     def __init__(self, prompts: Sequence[int]) -> None:
         self._prompts = prompts
+        self.reasoning_tokens = 0
         self._cached: dict[int, int] = {}
         self._usages: list[Usage] = []
 
@@ -41,7 +45,7 @@ class UsageCount:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": self._sum("drafted") - accepted,
             },
@@ -55,7 +59,7 @@ class UsageCount:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": sum(self._cached.values()), "cache_write_tokens": 0},
             "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": prompt + completion,
             "speculation": self._speculation(),
         }

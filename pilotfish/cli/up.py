@@ -23,6 +23,7 @@ from pilotfish.cores import usable_cores
 from pilotfish.logs import Format
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+ReasoningParser = Literal["deepseek_r1", "deepseek_v3", "glm45", "granite", "mistral", "qwen3", "seed_oss"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_DRAFT_LENGTH = 64  # the orchestrator's; known here so that nothing is loaded for one that it refuses
@@ -119,6 +120,10 @@ def up(
             metavar="ORIGIN", help="Web pages that may ask from elsewhere (CORS); * for all. May be repeated."
         ),
     ] = None,
+    reasoning_parser: Annotated[
+        ReasoningParser | None,
+        typer.Option(help="Tell reasoning apart from answers over HTTP, by the marks of the model's family."),
+    ] = None,
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Pass over unknown fields of HTTP requests, with a Warning header.")
     ] = False,
@@ -159,6 +164,7 @@ def up(
         _require_simulable(simulate, draft, draft_layers, dtype, quantize)
     http_options = (
         *(part for origin in allowed_origins or () for part in ("--allowed-origins", origin)),
+        *(("--reasoning-parser", reasoning_parser) if reasoning_parser is not None else ()),
         *(("--lenient",) if lenient else ()),
         *(("--metrics-without-key",) if metrics_without_key else ()),
     )

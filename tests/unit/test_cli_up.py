@@ -119,7 +119,8 @@ def test_http_and_its_keys_are_the_orchestrators(deployment: Deployment) -> None
     file = deployment.folder / "keys"
     file.write_text("secret-3\n")
     flags = ["--http", "127.0.0.1:0", "--api-key", "secret-1", "--api-key", "secret-2", "--api-key-file", str(file)]
-    options = ["--allowed-origins", "https://a.b", "--allowed-origins", "*", "--lenient", "--metrics-without-key"]
+    options = ["--allowed-origins", "https://a.b", "--allowed-origins", "*", "--reasoning-parser", "qwen3"]
+    options += ["--lenient", "--metrics-without-key"]
     with deployment.up("--draft", "none", *flags, *options) as process:
         ready_line(process)
         [orchestrator], [target] = deployment.notes("orchestrator"), deployment.notes("target_svc")

@@ -25,6 +25,9 @@ class Letters:
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
 
+    def token_id(self, text: str) -> None:
+        return None
+
     def is_hidden(self, token_id: int) -> bool:
         return False
 

@@ -251,6 +251,33 @@ def test_chat_is_that_of_transformers(folder: Path, name: str, add_generation_pr
     assert ids == reference.apply_chat_template(CHAT, add_generation_prompt=add_generation_prompt, return_dict=False)
 
 
+@pytest.mark.parametrize("name", ["special tokens", "prompt", "generation"])
+@pytest.mark.parametrize("last", ["hé", "  hé  \n", "in ha in", "{{ 7 }}"])
+def test_a_message_to_go_on_with_is_that_of_transformers(folder: Path, name: str, last: str) -> None:
+    change(folder, "tokenizer_config.json", chat_template=TEMPLATES[name], bos_token=BOS)
+    chat = [*CHAT, {"role": "assistant", "content": last}]
+    ids = Tokenizer(folder).encode_chat(chat, continue_final_message=True)
+    reference = AutoTokenizer.from_pretrained(folder)
+    assert ids == reference.apply_chat_template(chat, continue_final_message=True, return_dict=False)
+    assert chat[-1]["content"] == last
+
+
+def test_a_template_that_hides_the_last_message_cannot_go_on_with_it(folder: Path) -> None:
+    change(folder, "tokenizer_config.json", chat_template="{{ messages | length }}")
+    with pytest.raises(InvalidArgumentError, match="does not write the last message's content"):
+        Tokenizer(folder).encode_chat(CHAT, continue_final_message=True)
+
+
+def test_the_variables_of_a_template_are_those_that_it_reads(folder: Path) -> None:
+    template = (
+        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ bos_token }}{% set own = 1 %}{{ own }}"
+        "{% for m in messages %}{{ namespace(a=1).a }}{% if loop.last and effort %}x{% endif %}{% endfor %}"
+        "{{ strftime_now('%Y') }}{% if tools %}{{ raise_exception('no') }}{% endif %}"
+    )
+    change(folder, "tokenizer_config.json", chat_template=template)
+    assert Tokenizer(folder).template_variables() == {"thinking", "effort"}
+
+
 def test_a_template_file_goes_before_the_configuration(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("from the file: {{ messages[0].content }}")
     tokenizer = Tokenizer(folder)

@@ -308,6 +308,58 @@ def test_calls_where_the_model_is_free_are_told_from_text(client: openai.OpenAI,
     assert refused.value.param == "structured_outputs.structural_tag"
 
 
+TWO_CALLS = {
+    "hermes": (
+        "Say <tool_call>.\n<tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "</tool_call>"}}\n</tool_call>\n<tool_call>\n'
+        '{"name": "weather", "arguments": "{\\"city\\": \\"Ulm\\"}"}\n</tool_call>'
+    ),
+    "bare": (
+        ' {"name": "weather", "parameters": {"city": "</tool_call>"}}; '
+        '{"name": "weather", "parameters": "{\\"city\\": \\"Ulm\\"}"}'
+    ),
+}
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_two_calls_in_one_answer_are_two(client: openai.OpenAI, deployment: Deployment, parallel: bool | None) -> None:
+    is_hermes = "<tool_call>" in deployment.orchestrator._tokenizer.template_source(True)
+    written = TWO_CALLS["hermes" if is_hermes else "bare"]
+    with httpx2.Client(base_url=url(deployment), timeout=60) as http:
+        [first, *_] = http.post("/tokenize", json={"prompt": written[0]}).json()["tokens"]
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS[:1], "max_tokens": 400}
+    settings |= {"logit_bias": {str(first): 99}, "extra_body": {"structured_outputs": {"choice": [written]}}}
+    settings |= {} if parallel is None else {"parallel_tool_calls": parallel}
+    for streams in (False, True):
+        if streams:
+            with client.chat.completions.stream(**settings) as stream:
+                stream.until_done()
+                message: Any = stream.get_final_completion().choices[0].message
+        else:
+            message = client.chat.completions.create(**settings).choices[0].message
+        assert (message.content or "") == ("Say <tool_call>." if is_hermes else "")
+        found = [json.loads(call.function.arguments) for call in message.tool_calls or ()]
+        assert found == [{"city": "</tool_call>"}, {"city": "Ulm"}][: 1 if parallel is False else 2]
+        # The conversation goes on with what OpenAI's client makes of the answer.
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in message.tool_calls]
+        for dump in (message.model_dump(), message.model_dump(exclude_none=True), message.to_dict()):
+            client.chat.completions.create(model=MODEL, messages=[*CHAT, dump, *results], max_tokens=1)
+
+
+def test_several_calls_may_have_to_come(client: openai.OpenAI, deployment: Deployment) -> None:
+    with httpx2.Client(base_url=url(deployment), timeout=60) as http:
+        ids = [http.post("/tokenize", json={"prompt": separator}).json()["tokens"][0] for separator in ";\n"]
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS[1:], "tool_choice": "required"}
+    settings |= {"logit_bias": dict.fromkeys(map(str, ids), 50), "max_tokens": 200}  # it goes on rather than to end
+    found = client.chat.completions.create(**settings).choices[0].message.tool_calls or ()
+    assert len(found) > 1
+    assert {call.function.name for call in found if call.type == "function"} == {"stop"}
+    assert len({call.id for call in found}) == len(found)
+    one = client.chat.completions.create(**settings, parallel_tool_calls=False).choices[0]
+    assert len(one.message.tool_calls or ()) == 1
+    assert one.finish_reason == "tool_calls"
+
+
 def test_a_strict_tool_is_called_rightly_or_not_at_all(client: openai.OpenAI) -> None:
     strict: list[Any] = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
     for seed in range(3):
@@ -327,6 +379,31 @@ def test_tools_and_a_form_give_either(client: openai.OpenAI) -> None:
             assert fits(found.message.content or "")
         elif found.finish_reason == "tool_calls":
             assert found.message.tool_calls
+
+
+@pytest.mark.parametrize("dump", ["model_dump", "exclude_none", "by_alias", "to_dict"])
+def test_the_items_of_a_response_may_be_sent_back(client: openai.OpenAI, dump: str) -> None:
+    tools: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+    question: Any = {"role": "user", "content": "what is the weather?"}
+    settings: dict[str, Any] = {"model": MODEL, "tools": tools, "extra_body": {"seed": 5}}
+    first = client.responses.create(input=[question], tool_choice="required", max_output_tokens=300, **settings)
+    dumps = {
+        "model_dump": lambda item: item.model_dump(),
+        "exclude_none": lambda item: item.model_dump(exclude_none=True),
+        "by_alias": lambda item: item.model_dump(by_alias=True),
+        "to_dict": lambda item: item.to_dict(),
+    }
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert calls
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in calls]
+    items: list[Any] = [question, *map(dumps[dump], first.output), *results]
+    second = client.responses.create(input=items, tool_choice="none", max_output_tokens=4, **settings)
+    assert second.usage is not None
+    assert first.usage is not None
+    items += [*map(dumps[dump], second.output), question]
+    third = client.responses.create(input=items, tool_choice="none", max_output_tokens=4, **settings)
+    assert third.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens
 
 
 def test_responses_call_tools_in_items(client: openai.OpenAI) -> None:
