@@ -77,6 +77,7 @@ class _Writer(ClassicWriter):
         # Of each choice that has begun: how many there are has yet to be judged.
         self._readers: defaultdict[int, Reader] = defaultdict(how.reader)
         self._calls: defaultdict[int, int] = defaultdict(lambda: -1)  # index of the last call
+        self._shows_reasoning = body.include_reasoning is not False
         self._message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
         self._message |= {"reasoning_content": None} if thinks else {}
         self._logprobs = ChatLogprobs(tokenizer, body, how.shown_token_ids(tokenizer))
@@ -141,7 +142,8 @@ class _Writer(ClassicWriter):
                 case Words(text):
                     yield _delta(choice, {"content": text})
                 case Thought(text):
-                    yield _delta(choice, {"reasoning_content": text})
+                    if self._shows_reasoning:
+                        yield _delta(choice, {"reasoning_content": text})
                 case CallBegins(call_id, name):
                     self._calls[choice] += 1
                     begun = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}

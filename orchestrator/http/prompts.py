@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from orchestrator.generation import Generation
 from orchestrator.http.bodies.chat import ChatMessage
 from orchestrator.http.bodies.tools import Tool
 from orchestrator.http.errors import invalid
 from orchestrator.http.lenient import pass_over
+from orchestrator.http.tool_reading import ObjectEnd
 from pilotfish.steps import require
 
 
@@ -97,12 +99,24 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     return found
 
 
-def _arguments(text: str, place: str) -> dict[str, Any]:
-    """As an object: templates write it as JSON themselves."""
+def _arguments(text: str, place: str) -> dict[str, Any] | str:
+    """As an object: templates write it as JSON themselves. Those of a call that was cut off are text as they are."""
     try:
-        arguments = json.loads(text)
+        arguments = from_json(text) if text.strip() else {}
     except ValueError as error:
+        if _is_cut(text):
+            return text
         raise invalid(f"{place}.function.arguments", f"{place}.function.arguments is not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise invalid(f"{place}.function.arguments", f"{place}.function.arguments is no JSON object")
     return arguments
+
+
+def _is_cut(text: str) -> bool:
+    """Whether a text is the beginning of a JSON object, and no more."""
+    end = ObjectEnd()
+    end.take(text.lstrip())
+    try:
+        return not end.is_over and isinstance(from_json(text, allow_partial="trailing-strings"), dict)
+    except ValueError:
+        return False

@@ -137,6 +137,7 @@ class _Writer(Writer):
             "output": self._output if is_over else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
             "store": False,
             "temperature": body.temperature,
             "text": {"format": _format(body)},

@@ -98,7 +98,7 @@ class ForcedCalls(Reader):
 
     def __init__(self) -> None:
         self._between = ""  # calls: up to the arguments of the next
-        self._end: _ObjectEnd | None = None  # None between calls
+        self._end: ObjectEnd | None = None  # None between calls
 
     def push(self, text: str) -> Iterator[Part]:
         """Each name once it is complete, then the arguments."""
@@ -108,7 +108,7 @@ class ForcedCalls(Reader):
                 if (match := _BEGINNING.search(self._between)) is None:
                     return
                 yield _call(json.loads(match[1]))
-                text, self._between, self._end = self._between[match.end() :], "", _ObjectEnd()
+                text, self._between, self._end = self._between[match.end() :], "", ObjectEnd()
             arguments = self._end.take(text)
             if arguments:
                 yield Arguments(arguments)
@@ -117,7 +117,7 @@ class ForcedCalls(Reader):
                 self._end = None
 
 
-class _ObjectEnd:
+class ObjectEnd:
     """Finds the end of a JSON object that comes in pieces and starts with its first brace.
 
     Attributes:
@@ -172,7 +172,7 @@ class _Candidate:
     def __init__(self) -> None:
         self.seen = self.json = self.rest = ""
         self.is_call: bool | None = None
-        self._end, self._after = _ObjectEnd(), ""
+        self._end, self._after = ObjectEnd(), ""
 
     def push(self, text: str) -> None:
         """Takes more of it."""
@@ -305,7 +305,7 @@ def _objects(text: str) -> list[str]:
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
     while text := text.lstrip(" \t\r\n,;"):
-        end = _ObjectEnd()
+        end = ObjectEnd()
         found.append(end.take(text) if text.startswith("{") else "")
         if not end.is_over:
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.http.bodies.chat import ChatBody
 from orchestrator.http.bodies.responses import ResponseBody
+from orchestrator.http.errors import ApiError
 from orchestrator.http.items import messages_of
 from orchestrator.http.prompts import template_messages
 
@@ -156,3 +158,25 @@ def test_items_of_one_answer_are_one_message() -> None:
         ("user", None, "?", 0),
         ("assistant", "so", "", 0),
     ]
+
+
+def arguments_of(text: str) -> Any:
+    call = CALL | {"function": {"name": "f", "arguments": text}}
+    body = ChatBody.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    [message] = template_messages(body.messages)
+    return message["tool_calls"][0]["function"]["arguments"]
+
+
+def test_a_call_that_was_cut_off_may_be_sent_back() -> None:
+    """Arguments are an object for the template; those that max_tokens cut off stay the text that they are."""
+    whole = '{"a": [1, {"b": "ü \\" "}], "c": null}'
+    assert arguments_of(whole) == json.loads(whole)
+    assert [arguments_of(text) for text in ("", " ")] == [{}, {}]
+    for length in range(1, len(whole)):
+        assert arguments_of(whole[:length]) == whole[:length]
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "a", '{"a": b}', "{}}", "[" * 100_000, '{"a":' * 100_000, "[1"])
+def test_arguments_that_are_no_object_are_named(text: str) -> None:
+    with pytest.raises(ApiError, match=r"^messages\[0\].tool_calls\[0\].function.arguments is no"):
+        arguments_of(text)

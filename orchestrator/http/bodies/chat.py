@@ -75,6 +75,8 @@ class ChatBody(Classic, Conversation):
     """auto where there are tools; required and a named function force a call of that form."""
     reasoning_effort: Effort | None = None
     """How long to think, where the model's chat template has a variable of this name."""
+    include_reasoning: bool | None = None
+    """False leaves out the reasoning that the server tells apart."""
     add_generation_prompt: bool | None = None
     """False leaves out the beginning of the assistant's answer."""
     continue_final_message: bool | None = None

@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("responses", {"top_logprobs": 2}, "top_logprobs", "goes with include"),
     ("responses", {"input": []}, "input", "at least 1 item"),
     ("responses", {"input": None}, "input", "a list"),
-    ("responses", {"input": [{"type": "reasoning"}]}, "input[0].type", "'function_call'"),
+    ("responses", {"input": [{"type": "item_reference"}]}, "input[0].type", "'function_call'"),
     ("responses", {"input": [{"role": "user"}]}, "input[0].content", "message has role, content"),
     ("responses", {"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
     ("responses", {"max_tokens": 5}, "max_tokens", "did you mean"),

@@ -360,6 +360,17 @@ def test_several_calls_may_have_to_come(client: openai.OpenAI, deployment: Deplo
     assert one.finish_reason == "tool_calls"
 
 
+def test_a_call_that_was_cut_off_may_be_sent_back(client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {"model": MODEL, "tools": TOOLS[:1], "tool_choice": "required", "seed": 1}
+    for max_tokens in (45, 55):
+        choice = client.chat.completions.create(messages=CHAT, max_tokens=max_tokens, **settings).choices[0]
+        assert choice.finish_reason == "length"
+        [call] = choice.message.tool_calls or ()
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "cut"}
+        messages: list[Any] = [*CHAT, choice.message.model_dump(), result]
+        client.chat.completions.create(messages=messages, max_tokens=1, **settings)
+
+
 def test_a_strict_tool_is_called_rightly_or_not_at_all(client: openai.OpenAI) -> None:
     strict: list[Any] = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
     for seed in range(3):

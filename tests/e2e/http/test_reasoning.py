@@ -167,6 +167,16 @@ def test_an_answer_begun_within_its_reasoning_goes_on_there(client: openai.OpenA
         assert extra_field(found.choices[0].message, "reasoning_content") == thought
 
 
+def test_reasoning_is_left_out_where_it_is_not_wanted(client: openai.OpenAI) -> None:
+    extra = writes("<think>so</think>Hi.", include_reasoning=False)
+    settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "extra_body": extra}
+    message = client.chat.completions.create(**settings).choices[0].message
+    assert (message.content, extra_field(message, "reasoning_content")) == ("Hi.", None)
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**settings, stream=True)]
+    assert "".join(delta.content or "" for delta in deltas) == "Hi."
+    assert not any(delta.model_extra for delta in deltas)
+
+
 def test_marks_are_read_even_if_they_are_special_tokens(client: openai.OpenAI) -> None:
     extra = {"allowed_token_ids": [END_OF_THOUGHT], "chat_template_kwargs": {"enable_thinking": True}}
     found = client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=3, extra_body=extra)

@@ -82,6 +82,8 @@ def test_effort_is_the_templates_variable(client: openai.OpenAI, http: httpx2.Cl
         input="hello there", max_output_tokens=6, reasoning={"effort": "low", "summary": "auto"}, **GREEDY
     )
     assert chat.choices[0].message.content == response.output_text == plain.choices[0].text
+    assert response.reasoning is not None
+    assert response.reasoning.effort == "low"
 
 
 def test_reasoning_items_are_part_of_the_answer_that_they_led_to(http: httpx2.Client) -> None:
