@@ -48,3 +48,12 @@ def events(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
+
+
+def chat_choice(client: openai.OpenAI, settings: dict[str, Any], *, streams: bool) -> Any:
+    """The first choice of a chat, whole or as OpenAI's client puts it together from a stream."""
+    if not streams:
+        return client.chat.completions.create(**settings).choices[0]
+    with client.chat.completions.stream(**settings) as stream:
+        stream.until_done()
+        return stream.get_final_completion().choices[0]

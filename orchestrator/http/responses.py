@@ -57,7 +57,7 @@ async def create(generation: Generation, body: ResponseBody, request: Request, m
         raise api_error(error, _NAMES) from error
     if marks is not None:
         how = reasoning_of(marks, generation.tokenizer, prompt).plan(how, generation.tokenizer)
-    logprobs = body.top_logprobs or 0 if body.include else None
+    logprobs = body.top_logprobs or 0 if body.has_logprobs else None
     sampling = asked(body, limit, how.form, stop=how.stops, logprobs=logprobs)
     writer = _Writer(body, generation.tokenizer, how, len(prompt))
     shown = how.shown_token_ids(generation.tokenizer)

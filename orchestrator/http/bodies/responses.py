@@ -104,8 +104,10 @@ class ResponseBody(Conversation):
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     """Comes back with the answer."""
-    include: list[Literal["message.output_text.logprobs"]] | None = Field(None, max_length=MAX_METADATA)
-    """Gives each token's logprob."""
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, max_length=MAX_METADATA
+    )
+    """The former gives each token's logprob; the latter nothing, since reasoning comes as it is."""
 
     stream_options: Any = ignored("chunks are never padded, and usage always comes")
     show_tokens: Any = refused("/v1/chat/completions shows them", False)
@@ -120,9 +122,14 @@ class ResponseBody(Conversation):
     access_programs: Any = refused("there are none")
     image: Any = refused("only text is read")
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether tokens come with their logprobs."""
+        return "message.output_text.logprobs" in (self.include or ())
+
     @model_validator(mode="after")
     def _fits_together(self) -> ResponseBody:
-        if self.top_logprobs and not self.include:
+        if self.top_logprobs and not self.has_logprobs:
             raise wrong_field("top_logprobs", "goes with include: [message.output_text.logprobs] only")
         check_choice([function.tool for function in self.tools or ()], self.tool_choice)
         check_form(self.text.format if self.text is not None else None, self.structured_outputs)

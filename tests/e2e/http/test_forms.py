@@ -13,7 +13,7 @@ import httpx2
 import openai
 import pytest
 from deployment import Deployment
-from http_api import url
+from http_api import chat_choice, url
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from tiny_models import make_tiny_llama
@@ -259,9 +259,7 @@ def test_a_call_that_must_come_comes_and_streams(client: openai.OpenAI, choice: 
         assert call.type == "function"
         assert fits(call.function.arguments) if call.function.name == "weather" else call.function.arguments == "{}"
         names.add(call.function.name)
-        with client.chat.completions.stream(**settings) as stream:  # the client puts the pieces together
-            stream.until_done()
-            again = stream.get_final_completion().choices[0]
+        again = chat_choice(client, settings, streams=True)
         assert again.finish_reason == "tool_calls"
         [streamed] = again.message.tool_calls or []
         assert streamed.function.name == call.function.name
@@ -292,12 +290,7 @@ def test_calls_where_the_model_is_free_are_told_from_text(client: openai.OpenAI,
     settings: dict[str, Any] = {"model": MODEL, "messages": CHAT, "tools": TOOLS[1:], "max_tokens": 200}
     settings |= {"logit_bias": {str(first): 99}, "extra_body": {"structured_outputs": {"choice": [written]}}}
     for streams in (False, True):
-        if streams:
-            with client.chat.completions.stream(**settings) as stream:
-                stream.until_done()
-                choice: Any = stream.get_final_completion().choices[0]
-        else:
-            choice = client.chat.completions.create(**settings).choices[0]
+        choice = chat_choice(client, settings, streams=streams)
         if is_hermes:
             assert choice.message.content == "Well."
         assert choice.finish_reason == "tool_calls"
@@ -331,12 +324,7 @@ def test_two_calls_in_one_answer_are_two(client: openai.OpenAI, deployment: Depl
     settings |= {"logit_bias": {str(first): 99}, "extra_body": {"structured_outputs": {"choice": [written]}}}
     settings |= {} if parallel is None else {"parallel_tool_calls": parallel}
     for streams in (False, True):
-        if streams:
-            with client.chat.completions.stream(**settings) as stream:
-                stream.until_done()
-                message: Any = stream.get_final_completion().choices[0].message
-        else:
-            message = client.chat.completions.create(**settings).choices[0].message
+        message = chat_choice(client, settings, streams=streams).message
         assert (message.content or "") == ("Say <tool_call>." if is_hermes else "")
         found = [json.loads(call.function.arguments) for call in message.tool_calls or ()]
         assert found == [{"city": "</tool_call>"}, {"city": "Ulm"}][: 1 if parallel is False else 2]

@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 from deployment import Deployment
-from http_api import MODEL, extra_field
+from http_api import MODEL, chat_choice, extra_field
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import ValidationError
@@ -150,7 +150,11 @@ def test_a_conversation_with_reasoning_goes_on(client: openai.OpenAI, http: http
     text = http.post("/detokenize", json={"tokens": told}).json()["prompt"]
     assert "assistant\n<think>so</think>Hi.<|im_end|>" in text
     again = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
-    response = client.responses.create(model=MODEL, input=CHAT, extra_body=extra)
+    response = client.responses.create(
+        model=MODEL, input=CHAT, include=["reasoning.encrypted_content"], store=False, extra_body=extra
+    )
+    assert [getattr(item, "encrypted_content", None) for item in response.output] == [None, None]
+    assert not any(part.logprobs for item in response.output if item.type == "message" for part in item.content)
     items: list[Any] = [*CHAT, *(item.model_dump() for item in response.output), CHAT[0]]
     after = client.responses.create(model=MODEL, input=items, max_output_tokens=1)
     assert again.usage is not None
@@ -236,12 +240,7 @@ def test_forced_calls_come_behind_the_reasoning(
             client.chat.completions.create(**settings)
         return
     for streams in (False, True):
-        if streams:
-            with client.chat.completions.stream(**settings) as stream:
-                stream.until_done()
-                choice: Any = stream.get_final_completion().choices[0]
-        else:
-            choice = client.chat.completions.create(**settings).choices[0]
+        choice = chat_choice(client, settings, streams=streams)
         [call] = choice.message.tool_calls or ()
         assert json.loads(call.function.arguments)["a"] in (1, 2)
         assert extra_field(choice.message, "reasoning_content")
