@@ -39,7 +39,7 @@ class ResponseText(Body):
     verbosity: Any = refused("ask the model for it")
 
 
-class Reasoning(Body):
+class ResponseReasoning(Body):
     """How a model thinks."""
 
     effort: Effort | None = None
@@ -101,7 +101,7 @@ class ResponseBody(Conversation):
     text: ResponseText | None = None
     tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(_read_choice)] = None
-    reasoning: Reasoning | None = None
+    reasoning: ResponseReasoning | None = None
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     """Comes back with the answer."""
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
