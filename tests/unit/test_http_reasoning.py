@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import xgrammar
 import xgrammar.testing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.http.conversation import Plan
@@ -77,6 +77,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("name", "begun", "answer", "thought", "words"), ANSWERS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_reasoning_is_told_from_the_answer(
     name: str, begun: bool | None, answer: str, thought: str, words: str, data: st.DataObject
@@ -102,6 +103,7 @@ def test_tokens_of_the_reasoning_are_counted(
     assert reader.reasoning_tokens == expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="<think>/ \nab", max_size=40), st.booleans(), st.data())
 def test_how_a_text_is_cut_changes_nothing(text: str, begins: bool, data: st.DataObject) -> None:
     whole = read(ReasoningReader(Text(), THINK, begins), [text])

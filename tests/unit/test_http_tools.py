@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.http.tool_reading import Arguments, CallBegins, ForcedCalls, Part, Reader, Text, Words
@@ -83,11 +83,13 @@ ANSWERS: list[tuple[str, Found]] = [
 
 
 @pytest.mark.parametrize(("answer", "expected"), ANSWERS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_calls_in_tags_are_found_and_all_else_stays_text(answer: str, expected: Found, data: st.DataObject) -> None:
     assert read(HERMES.reader(NAMES), data.draw(cuts(answer))) == expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet='<tool_cal>/{} \n"', max_size=60), st.data())
 def test_text_without_a_call_passes_unchanged(text: str, data: st.DataObject) -> None:
     assert read(HERMES.reader(NAMES), data.draw(cuts(text))) == (text, [])
@@ -114,12 +116,14 @@ def test_text_without_a_call_passes_unchanged(text: str, data: st.DataObject) ->
         ("[]", ("[]", [])),
     ],
 )
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_bare_call_is_a_whole_answer(answer: str, expected: Found, data: st.DataObject) -> None:
     assert read(BARE.reader(NAMES), data.draw(cuts(answer))) == expected
 
 
 @pytest.mark.parametrize("writing", [HERMES, BARE])
+@settings(deadline=None)
 @given(data=st.data())
 def test_of_two_calls_one_is_left_where_one_is_allowed(writing: Writing, data: st.DataObject) -> None:
     call = f'{writing.opening}{{"name": "time", "{writing.argument_name}": {{}}}}{writing.closing}'
@@ -154,6 +158,7 @@ arguments = st.dictionaries(
 calls = st.lists(st.tuples(st.text(min_size=1, max_size=8), arguments), min_size=1, max_size=3)
 
 
+@settings(deadline=None)
 @given(calls, st.data())
 def test_the_arguments_of_forced_calls_stream_as_they_are_written(
     expected: list[tuple[str, dict[str, Any]]], data: st.DataObject
