@@ -28,7 +28,13 @@ from orchestrator.http.bodies.chat import ChatBody, ChatMessage
 from orchestrator.http.bodies.classic import StreamOptions
 from orchestrator.http.bodies.completions import CompletionBody
 from orchestrator.http.bodies.forms import JsonSchema, ResponseFormat, StructuredOutputs, TextFormat
-from orchestrator.http.bodies.responses import ResponseBody, ResponseFunction, ResponseItem, ResponseText
+from orchestrator.http.bodies.responses import (
+    ResponseBody,
+    ResponseFunction,
+    ResponseItem,
+    ResponseReasoning,
+    ResponseText,
+)
 from orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.http.bodies.tools import (
     FunctionCall,
@@ -72,6 +78,7 @@ EXAMPLES: dict[type[Body], dict[str, Any]] = {
     ResponseFormat: {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
     ResponseFunction: {"type": "function", **FUNCTION},
     ResponseItem: {"role": "user", "content": "hi"},
+    ResponseReasoning: {"summary": "auto"},
     ResponseText: {"format": {"type": "json_schema", "schema": SCHEMA}},
     StreamOptions: {"include_usage": True},
     StructuredOutputs: {"choice": ["a"]},
