@@ -38,7 +38,7 @@ def check(
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", envvar="PILOTFISH_SERVER", help="Orchestrator to ask. Left out: one is started."
+            metavar="[HOST:]PORT", envvar="PILOTFISH_SERVER", help="Orchestrator to ask. Left out: one is started."
         ),
     ] = None,
     up: Annotated[

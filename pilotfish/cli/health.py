@@ -8,7 +8,7 @@ import typer
 
 
 def health(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Of a target, a draft or an orchestrator.")],
+    address: Annotated[str, typer.Argument(metavar="[HOST:]PORT", help="Of a target, a draft or an orchestrator.")],
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after so long.")] = 5.0,
 ) -> None:
     """Ask any of the three services whether it serves; exits with 0 if it does.

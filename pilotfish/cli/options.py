@@ -9,7 +9,7 @@ import typer
 ADDRESS = "127.0.0.1:50050"  # where `up` listens and the others ask, unless told otherwise
 
 Server = Annotated[
-    str, typer.Option("--server", metavar="HOST:PORT", envvar="PILOTFISH_SERVER", help="Orchestrator to ask.")
+    str, typer.Option("--server", metavar="[HOST:]PORT", envvar="PILOTFISH_SERVER", help="Orchestrator to ask.")
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option("--temperature", metavar="T", help="0 always takes the likeliest token.")]

@@ -92,11 +92,11 @@ def up(
         ),
     ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients ask; port 0 takes a free one.")
+        str, typer.Option(metavar="[HOST:]PORT", help="Where clients ask; port 0 takes a free one.")
     ] = options.ADDRESS,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve the OpenAI-compatible API, too; port 0 takes a free one."),
+        typer.Option(metavar="[HOST:]PORT", help="Serve the OpenAI-compatible API, too; port 0 takes a free one."),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -153,7 +153,7 @@ def up(
     [dim]$ pilotfish up --draft smollm2-mtp --draft-tree off[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-eagle3-head[/]
     [dim]$ pilotfish up --target smollm2 --draft none[/]
-    [dim]$ pilotfish up --http 127.0.0.1:8000[/]
+    [dim]$ pilotfish up --http 8000[/]
     [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
     """
     if log_format == "json":

@@ -184,7 +184,7 @@ class SamplingParams:
         message = pb.SamplingParams()
         given = [name for name in _GRAMMARS if getattr(self, name) not in (None, False)]
         if len(given) > 1:
-            raise refusal(given[1], "given", f"and so is {given[0]}; a completion keeps to one grammar")
+            raise refusal(given[1], "given", f"so is {given[0]}; a completion keeps to one grammar")
         for each in fields(self):
             name, value = each.name, getattr(self, each.name)
             try:

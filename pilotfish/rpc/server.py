@@ -40,8 +40,8 @@ class Server:
     """
 
     def __init__(self, listen: str, service: str, max_request_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        received = ("grpc.max_receive_message_length", max_request_bytes)
-        self._server = grpc.aio.server(options=[*OPTIONS, received, ("grpc.so_reuseport", 0)])
+        own = {"grpc.max_receive_message_length": max_request_bytes, "grpc.so_reuseport": 0}
+        self._server = grpc.aio.server(options=[*(dict(OPTIONS) | own).items()])
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._service = service
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

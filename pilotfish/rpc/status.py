@@ -39,8 +39,10 @@ DOMAIN = "pilotfish"
 # Bytes of texts: gRPC drops a status whose metadata are longer than 8 KB, message and details together.
 _MESSAGE_BYTES, _DETAIL_BYTES = 1024, 256
 
-# What gRPC says where the other side is no gRPC server, or its name is unknown; there are no codes for these.
+# What gRPC says itself: the other side is no gRPC server, its name is unknown, it takes no such message. There are no
+# codes for these.
 _NOT_GRPC = ("Failed parsing HTTP/2", "http1.x")
+_TOO_LARGE = "message larger than max"
 _NO_HOST = ("Domain name not found", "DNS resolution failed", "errors resolving")
 
 Request = TypeVar("Request")
@@ -98,6 +100,8 @@ def from_grpc(error: grpc.RpcError, peer: str) -> errors.PilotfishError:
         if any(words in details for words in _NO_HOST):
             return errors.UnavailableError(f"{peer}: no host of this name is known; check the address")
         return errors.UnavailableError(f"{peer}: {details}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return errors.InvalidArgumentError(f"the request is larger than {peer} takes: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         what = "is it the address of another service, a worker instead of an orchestrator say?"
         return errors.FailedPreconditionError(f"{peer} answers, but not this call; {what}")

@@ -199,6 +199,8 @@ def test_chat_uses_the_template(tiny_folder: Path, tiny_target: LoadedModel) -> 
         ("x", SamplingParams(draft_length=1000), "draft_length is 1000; must be at most 64"),
         ("x", SamplingParams(stop=("a", "")), r"stop\[1\] is empty"),
         ("x", SamplingParams(stop=tuple("abcdefghijklmnopqrstuvwxyz")), "stop is 26 texts; at most 16"),
+        ("x" * (9 << 20), SamplingParams(), r"the request is larger than \S+ takes: .* larger than max"),
+        ("x " * 100_000, SamplingParams(), "prompt is 200000 characters; at most 511 tokens fit"),
         ("", SamplingParams(), "prompt is empty"),
         ([], SamplingParams(), "prompt is empty"),
         ("x", SamplingParams(stop_token_ids=(9999,)), r"stop_token_ids\[0\] is 9999; must be in \[0, 280\)"),

@@ -293,5 +293,5 @@ def test_a_stop_text_before_the_place_where_nothing_follows_ends_a_sample_well(
 
 
 def test_one_grammar_only_is_asked_for() -> None:
-    with pytest.raises(InvalidArgumentError, match="json_object is given, and so is json_schema"):
+    with pytest.raises(InvalidArgumentError, match="json_object is given; so is json_schema"):
         SamplingParams(json_schema="{}", json_object=True)

@@ -114,7 +114,7 @@ def test_an_answer_that_cannot_be_read_ends_the_stream() -> None:
     async def scene(address: str, _: ScriptedTarget) -> None:
         async with connect(address) as channel:
             stream = await WorkerStream.open(TARGET, address, channel)
-            with pytest.raises(InvalidArgumentError, match="token_ids has 3 bytes"):
+            with pytest.raises(InvalidArgumentError, match="token_ids is 3 bytes"):
                 await (await stream.submit(step(1)))
             assert isinstance(await stream.wait_closed(), InvalidArgumentError)
             with pytest.raises(InvalidArgumentError):  # and later steps fail the same way
