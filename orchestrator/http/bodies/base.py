@@ -144,7 +144,9 @@ def _unsound(value: Any) -> str:
         return "" if math.isfinite(value) else f"the number {value}, which JSON does not know"
     if isinstance(value, Mapping):
         return next((what for pair in value.items() for each in pair if (what := _unsound(each))), "")
-    return next((what for each in value if (what := _unsound(each))), "") if isinstance(value, list) else ""
+    if not isinstance(value, list) or set(map(type, value)) <= {int}:  # token ids may be many
+        return ""
+    return next((what for each in value if (what := _unsound(each))), "")
 
 
 def _fault(kind: Any, name: str, message: str) -> PydanticCustomError:

@@ -15,10 +15,10 @@ MAX_PROMPTS = 128
 
 def _prompts(value: Any) -> Any:
     """Each prompt as a text or token ids."""
-    kinds = {type(item) for item in value} if isinstance(value, list) else set()
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
     if isinstance(value, str) or kinds == {int}:
         return [value]
-    if not kinds or not (kinds == {str} or (kinds == {list} and all(type(i) is int for ids in value for i in ids))):
+    if not kinds or not (kinds == {str} or (kinds == {list} and all(set(map(type, ids)) <= {int} for ids in value))):
         raise wrong("it must be a text, a list of texts, a list of token ids or a list of such lists, none empty")
     if len(value) > MAX_PROMPTS:
         raise wrong(f"it has {len(value)} prompts; at most {MAX_PROMPTS} are allowed")

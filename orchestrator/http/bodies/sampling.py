@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
+from orchestrator.admission import MAX_ALLOWED, MAX_BIASES, MAX_STOP_TOKENS
 from orchestrator.http.bodies.base import Body, ignored, refused, wrong
 from orchestrator.http.bodies.forms import StructuredOutputs
 
@@ -38,10 +39,10 @@ class Sampling(Body):
     min_tokens: int | None = None
     """End tokens are banned before so many tokens."""
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    banned_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS)
+    banned_token_ids: list[int] | None = Field(None, max_length=MAX_BIASES)
     """Tokens that never come; as a logit_bias of -100."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED)
     """Only these tokens come."""
     structured_outputs: StructuredOutputs | None = None
 
