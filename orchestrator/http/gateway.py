@@ -37,10 +37,11 @@ class Gateway:
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        for name in ("http_body_budget_bytes", "http_body_budget_bytes_per_key"):
+        self._keys = read_keys((key.get_secret_value() for key in settings.api_key), settings.api_key_file)
+        budgets = ("http_body_budget_bytes", "http_body_budget_bytes_per_key")
+        for name in budgets if self._keys else budgets[:1]:
             least, budget = settings.http_max_body_bytes, getattr(settings, name)
             require(budget >= least, name, budget, f"must be at least http_max_body_bytes, which is {least}")
-        self._keys = read_keys((key.get_secret_value() for key in settings.api_key), settings.api_key_file)
         self._socket = bind(settings.http, "http")
         host = settings.http.rpartition(":")[0]
         self.address = f"{host}:{self._socket.getsockname()[1]}"

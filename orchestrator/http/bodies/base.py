@@ -19,8 +19,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.lenient import pass_over
+from pilotfish.errors import shortened
 from pilotfish.settings import said_of
 
+_LONGEST_NAME = 64  # that may be a slip of the pen
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -150,12 +152,12 @@ def _unsound(value: Any) -> str:
 
 
 def _fault(kind: Any, name: str, message: str) -> PydanticCustomError:
-    name = name.encode("ascii", "backslashreplace").decode()  # it may be no text in Unicode
+    name = shortened(name.encode("ascii", "backslashreplace").decode())  # it may be no text in Unicode
     return PydanticCustomError(kind, "{message}", {"name": name, "message": message})
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    found = get_close_matches(name, known, n=1)
+    found = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else ()
     return f"; did you mean {found[0]}?" if found else ""
 
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from orchestrator.admission import MAX_TOP_LOGPROBS
 from orchestrator.http.bodies.base import ignored, refused, wrong
 from orchestrator.http.bodies.sampling import Sampling
+from pilotfish.errors import shown
 
 MAX_MESSAGES = 4096
 """Most messages, calls and outputs of a conversation."""
@@ -26,7 +27,7 @@ def _content(value: Any) -> Any:
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text", "reasoning_text"):
-            raise wrong(f"its part {index} has type {kind!r}; only text is read")
+            raise wrong(f"its part {index} has type {shown(kind)}; only text is read")
         if not isinstance(part.get("text"), str):
             raise wrong(f"its part {index} has no text")
         texts.append(part["text"])

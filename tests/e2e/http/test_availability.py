@@ -113,12 +113,12 @@ def test_too_many_at_once_are_429(tiny_folder: Path, tiny_target: LoadedModel) -
 
 
 def test_unfinished_bodies_have_a_budget_and_small_ones_pass(tiny_folder: Path, tiny_target: LoadedModel) -> None:
-    settings = {"http": "127.0.0.1:0", "http_max_body_bytes": 1 << 20, "http_body_budget_bytes": 3 << 20}
+    settings: dict[str, Any] = {"http_max_body_bytes": 1 << 20, "http_body_budget_bytes": 3 << 20}
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     unfinished = head + b"Content-Length: 1000000\r\n\r\n" + b" " * 999_999
     with (
-        Deployment(tiny_folder, tiny_target, **settings, http_body_budget_bytes_per_key=1 << 20) as deployment,
+        Deployment(tiny_folder, tiny_target, http="127.0.0.1:0", **settings) as deployment,
         httpx2.Client(base_url=url(deployment), timeout=60) as http,
         ExitStack() as connections,
     ):

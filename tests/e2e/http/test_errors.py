@@ -58,6 +58,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("chat/completions", {"max_completion_tokens": 2**62}, "max_completion_tokens", "fit after a prompt of"),
     ("responses", {"max_output_tokens": 2**62}, "max_output_tokens", "fit after a prompt of"),
     ("completions", {"n": 2**40}, "n", "at most 128"),
+    ("completions", {"x" * 1_000_000: 1}, "x" * 117 + "...", "is not a known field"),
     ("completions", {"top_k": 2**63}, "top_k", "at most 2147483647"),
     ("completions", {"priority": 2**31}, "priority", "at most 2147483647"),
     (
