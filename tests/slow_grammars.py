@@ -37,8 +37,8 @@ def is_gone(pid: int) -> bool:
     def is_away() -> bool:
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (ProcessLookupError, FileNotFoundError):
             return True
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     return eventually(is_away)
