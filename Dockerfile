@@ -12,9 +12,11 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 WORKDIR /opt/pilotfish
 # The dependencies have a layer of their own, so that a change to the code does not install torch again.
 COPY pyproject.toml constraints.txt ./
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-        > requirements.txt \
+RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+        print(*project["dependencies"], *project["optional-dependencies"]["serve"], sep="\n")' > requirements.txt \
     && pip install --no-cache-dir -c constraints.txt -r requirements.txt
+COPY heads heads
+RUN pip install --no-cache-dir --no-deps ./heads
 COPY . .
 RUN pip install --no-cache-dir --no-deps .
 
@@ -22,6 +24,6 @@ RUN pip install --no-cache-dir --no-deps .
 RUN useradd --create-home pilotfish && install -d -o pilotfish /models
 USER pilotfish
 WORKDIR /home/pilotfish
-ENV PILOTFISH_HOME=/models PYTHONUNBUFFERED=1
+ENV PILOTFISH_HOME=/models HF_HOME=/models/huggingface PYTHONUNBUFFERED=1
 
 ENTRYPOINT ["pilotfish"]

@@ -34,9 +34,9 @@ lint: $(INSTALLED) ## Check style and types
 protos: $(INSTALLED) ## Generate pilotfish/v1 again after a .proto has changed
 	$(BIN)/python hatch_build.py
 
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(shell find protos -name '*.proto')
+$(INSTALLED): pyproject.toml heads/pyproject.toml constraints.txt hatch_build.py $(shell find protos -name '*.proto')
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 		|| { echo "Pilotfish needs Python 3.11, 3.12 or 3.13; try: make setup PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e ./heads -e '.[dev]'
 	@touch $@

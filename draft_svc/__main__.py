@@ -2,8 +2,10 @@
 
 import sys
 
+from pilotfish.extras import require_or_exit
 from pilotfish.logs import silence_grpc_core
 
+require_or_exit("serve", "python -m draft_svc")
 silence_grpc_core()
 
 from draft_svc.server import main  # noqa: E402

@@ -17,10 +17,12 @@ OURS = ("pilotfish", "draft_svc", "target_svc", "orchestrator")
 COMMON = ("pilotfish.errors", "pilotfish.noise", "pilotfish.steps")
 WIRE = ("pilotfish.rpc", "pilotfish.v1")
 WORKER = (*COMMON, *WIRE, "pilotfish.logs", "pilotfish.runtime", "pilotfish.simulate")
+SERVICE = ("pilotfish.extras", "pilotfish.settings", "pilotfish.tokenizer_hash")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pilotfish.addresses": ("pilotfish.errors",),
     "pilotfish.cores": (),
     "pilotfish.errors": (),
+    "pilotfish.extras": ("pilotfish.errors",),
     "pilotfish.noise": (),
     "pilotfish.steps": ("pilotfish.errors",),
     "pilotfish.logs": (),
@@ -39,19 +41,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "pilotfish.token_bytes",
     ),
     "pilotfish.simulate": (*COMMON, "pilotfish.runtime", "pilotfish.tokenizer_hash"),
-    "pilotfish.checkpoints": ("pilotfish.errors",),
+    "pilotfish.checkpoints": ("pilotfish.errors", "pilotfish.extras"),
     "pilotfish.bench": ("pilotfish.client", "pilotfish.cores", "pilotfish.errors"),
     "pilotfish.check": ("pilotfish.bench", "pilotfish.client", "pilotfish.errors", "pilotfish.noise"),
     "pilotfish.cli": ("pilotfish", "draft_svc", "target_svc", "orchestrator"),  # starts them all
     "pilotfish": ("pilotfish.client", "pilotfish.errors", "pilotfish.cli"),
     "orchestrator.core": COMMON,
-    "orchestrator": (
-        *(*COMMON, *WIRE),
-        *("pilotfish.addresses", "pilotfish.logs", "pilotfish.settings", "pilotfish.tokenizer_hash"),
-        "pilotfish.token_bytes",
-    ),
-    "draft_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
-    "target_svc": (*WORKER, "pilotfish.settings", "pilotfish.tokenizer_hash"),
+    "orchestrator": (*COMMON, *WIRE, *SERVICE, "pilotfish.addresses", "pilotfish.logs", "pilotfish.token_bytes"),
+    "draft_svc": (*WORKER, *SERVICE),
+    "target_svc": (*WORKER, *SERVICE),
 }
 
 # grpc and generated code appear only in files of these names and in these packages.

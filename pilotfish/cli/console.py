@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Protocol, cast
 
 from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from pilotfish.logs import as_json
+
+_LINE_EVERY_S = 5.0
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -67,22 +81,62 @@ def json_lines() -> JsonLines | None:
 
 
 class Report(Protocol):
-    """Told what is being done."""
+    """Told what is being done, and how far it is: of things, or of bytes."""
 
-    def __call__(self, what: str, done: int = 0, total: int = 0) -> None: ...
+    def __call__(self, what: str, done: int = 0, total: int = 0, *, is_bytes: bool = False) -> None: ...
 
 
 @contextmanager
 def waiting() -> Iterator[Report]:
     """Shows on stderr what a long block is doing, as the block reports it.
 
-    In a terminal a spinner with a count; elsewhere a line for each new thing, and no counts.
+    In a terminal a bar for each thing that can be counted and a spinner for others; elsewhere a line for each new
+    thing, and one now and then for bytes that take long.
     """
     if stderr.is_terminal:
-        with stderr.status("") as status:
-            yield lambda what, done=0, total=0: status.update(f"{what} {done}/{total}" if total else what)
+        columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), _Counted(BarColumn(24)))
+        with Progress(*columns, _Count(), _Counted(TimeRemainingColumn()), console=stderr, transient=True) as progress:
+            yield _Bars(progress)
     else:
         yield _Lines()
+
+
+class _Bars:
+    """A task of a progress display for each thing; one that cannot be counted is over when the next such begins."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+        self._uncounted: str | None = None
+
+    def __call__(self, what: str, done: int = 0, total: int = 0, *, is_bytes: bool = False) -> None:
+        if not total and self._uncounted not in (None, what):
+            self._progress.remove_task(self._tasks.pop(str(self._uncounted)))
+            self._uncounted = None
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=None, is_bytes=False)
+        if total:
+            self._progress.update(self._tasks[what], completed=done, total=total, is_bytes=is_bytes)
+        if not total:
+            self._uncounted = what
+        elif self._uncounted == what:
+            self._uncounted = None
+
+
+class _Counted(ProgressColumn):
+    """Another column, where there is something to count."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> object:  # type: ignore[override]
+        return self._column.render(task) if task.total is not None else ""
+
+
+class _Count(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_count(int(task.completed), int(task.total), task.fields["is_bytes"]) if task.total else "")
 
 
 class _Lines:
@@ -90,8 +144,20 @@ class _Lines:
 
     def __init__(self) -> None:
         self._last = ""
+        self._told_at = time.monotonic()
 
-    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
-        if what != self._last:
-            stderr.print(Text(what), soft_wrap=True)
-        self._last = what
+    def __call__(self, what: str, done: int = 0, total: int = 0, *, is_bytes: bool = False) -> None:
+        now = time.monotonic()
+        if what != self._last and not (is_bytes and total):
+            self._print(what, now)
+            self._last = what
+        elif is_bytes and total and now - self._told_at >= _LINE_EVERY_S:
+            self._print(f"{what}: {_count(done, total, is_bytes)}", now)
+
+    def _print(self, line: str, now: float) -> None:
+        self._told_at = now
+        stderr.print(Text(line), soft_wrap=True)
+
+
+def _count(done: int, total: int, is_bytes: bool) -> str:
+    return f"{decimal(done)} of {decimal(total)}" if is_bytes else f"{done}/{total}"

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from pilotfish import extras
 from pilotfish.cli.answer import LEGEND, show, show_cost
 from pilotfish.cli.console import stderr, stdout, waiting
 from pilotfish.cli.pull import fetch
@@ -48,6 +49,7 @@ def demo(
     """
     from pilotfish.client.blocking import Client
 
+    extras.require("serve", "pilotfish demo")
     stderr.print(Text(f"model: {fetch('smollm2')}", style="dim"), soft_wrap=True)
     with (
         running_server(["--dtype", "float32", "--draft-length", str(draft_length)]) as address,

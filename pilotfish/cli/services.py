@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import typer
 
+from pilotfish import extras
+
 
 def _forward(module: str, argv: list[str]) -> None:
     """Runs a service's own main, which parses ``argv`` and serves until it is stopped."""
+    extras.require("serve", f"pilotfish {module.partition('.')[0].removesuffix('_svc')}")
     raise typer.Exit(importlib.import_module(module).main(argv) or 0)
 
 

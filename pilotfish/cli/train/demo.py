@@ -12,6 +12,7 @@ import typer
 from rich.rule import Rule
 from rich.table import Table
 
+from pilotfish import extras
 from pilotfish.cli.console import note, stdout
 from pilotfish.cli.pull import fetch
 from pilotfish.cli.train.capture import capture
@@ -49,6 +50,7 @@ def demo(
     """
     from pilotfish.checkpoints.store import home
 
+    extras.require("serve", "pilotfish train demo")
     where = out or home() / "train-demo"
     where.mkdir(parents=True, exist_ok=True)
     data, before, after = where / "data", where / "untrained", where / "trained"
