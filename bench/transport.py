@@ -63,10 +63,10 @@ async def serve(folder: Path, draft_layers: int) -> None:
     from target_svc.engine import TargetEngine
     from target_svc.server import TargetConfig
 
-    target_config = TargetConfig(model=folder, dtype="float32")
-    draft_config = DraftConfig(model=folder, dtype="float32", layers=draft_layers)
-    target = TargetEngine(load_worker_model(target_config, folder), pages=target_config.pages)
-    draft = DraftEngine(create_drafter(draft_config), pages=draft_config.pages)
+    target_config = TargetConfig(model=folder, dtype="float32", pages=1024)
+    draft_config = DraftConfig(model=folder, dtype="float32", layers=draft_layers, pages=1024)
+    target = TargetEngine(load_worker_model(target_config, folder), pages=target_config.page_count)
+    draft = DraftEngine(create_drafter(draft_config), pages=draft_config.page_count)
     threads = ModelThread(), ModelThread()
     orchestrator = Orchestrator(
         OrchestratorSettings(model=folder, target="target", draft=["draft"], listen="127.0.0.1:0"),

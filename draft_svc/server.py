@@ -93,13 +93,16 @@ async def serve(config: DraftConfig) -> None:
 def make_service(config: DraftConfig, thread: ModelThread) -> tuple[AddServices, StepStreams[DraftStep, DraftResult]]:
     """Loads the drafter; gives what registers the service, and its streams."""
     from draft_svc.drafters import create_drafter
+    from draft_svc.drafters.needs import need_of
     from draft_svc.engine import DraftEngine
     from draft_svc.service import DraftServicer
     from pilotfish.runtime.warm_up import warm_up_draft
+    from pilotfish.runtime.worker import decide_pages
 
+    config = decide_pages(config, need_of)
     engine = DraftEngine(
         create_drafter(config),
-        pages=config.pages,
+        pages=config.page_count,
         page_size=config.page_size,
         max_step_tokens=config.max_step_tokens,
     )

@@ -37,6 +37,10 @@ class TargetConfig(WorkerConfig):
     """Hidden states kept beside every slot for heads that read them, with commas: hidden.8,final. hidden.K is the state
     after K layers, final that behind the last norm; an orchestrator says which ones a head lacks."""
 
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.features.split(",")))
+
 
 def main(argv: list[str]) -> None:
     """Serves until SIGINT or SIGTERM; a start that fails prints why and exits with status 2."""
@@ -63,9 +67,11 @@ def make_service(
 ) -> tuple[AddServices, StepStreams[TargetStep, TargetResult]]:
     """Loads the model; gives what registers the service, and its streams."""
     from pilotfish.runtime.warm_up import warm_up_target
+    from pilotfish.runtime.worker import decide_pages
+    from target_svc.needs import need_of
     from target_svc.service import TargetServicer
 
-    engine = _engine(config)
+    engine = _engine(decide_pages(config, need_of))
     thread.submit(warm_up_target, engine)
     servicer = TargetServicer(engine, thread)
     return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server), servicer.streams
@@ -82,10 +88,10 @@ def _engine(config: TargetConfig) -> Engine:
     model = load_worker_model(config, config.model)
     return TargetEngine(
         model,
-        pages=config.pages,
+        pages=config.page_count,
         page_size=config.page_size,
         max_len=config.max_len,
         max_step_tokens=config.max_step_tokens,
-        features=tuple(filter(None, config.features.split(","))),
+        features=config.feature_names,
         grammar_limits=config.grammar_limits,
     )

@@ -100,11 +100,13 @@ def create_simulated(config: TargetConfig, profile: str) -> SimulatedTarget:
         NotFoundError: if there is no such profile, or the model folder lacks a file.
         InvalidArgumentError: if one of them is broken, or a setting was given that only a real model has.
     """
-    config.refuse_with_simulate("device", "dtype", "quantize", "kernels", "layers", "threads", "features")
+    config.refuse_with_simulate(
+        "device", "dtype", "quantize", "kernels", "layers", "threads", "features", "gpu_memory_utilization"
+    )
     return SimulatedTarget(
         load_profile(profile),
         read_model(config.model, config.name or f"simulated-{Path(profile).stem}", config.max_len),
-        pages=config.pages,
+        pages=config.page_count,
         page_size=config.page_size,
         max_step_tokens=config.max_step_tokens,
     )

@@ -75,7 +75,7 @@ def _model(config: DraftConfig, folder: Path) -> Drafter:
     model = load_worker_model(config, folder, config.target_model)
     return ModelDrafter(
         model,
-        pages=config.pages,
+        pages=config.page_count,
         page_size=config.page_size,
         max_len=config.max_len,
         grammar_limits=config.grammar_limits,
@@ -100,15 +100,20 @@ def _simulated(config: DraftConfig, profile: str) -> Drafter:
     from pilotfish.simulate.profile import load_profile
 
     config.refuse_with_simulate("device", "dtype", "quantize", "kernels", "layers", "threads", "drafter")
-    config.refuse_with_simulate("target_model", *_OF_HEADS)
-    if config.model is None:
-        raise InvalidArgumentError("model is missing; --simulate needs --model FOLDER for its tokenizer")
+    config.refuse_with_simulate("target_model", "gpu_memory_utilization", *_OF_HEADS)
     return SimulatedDrafter(
         load_profile(profile),
-        read_model(config.model, config.name or f"simulated-{Path(profile).stem}", config.max_len),
-        pages=config.pages,
+        read_model(simulated_model_folder(config), config.name or f"simulated-{Path(profile).stem}", config.max_len),
+        pages=config.page_count,
         page_size=config.page_size,
     )
+
+
+def simulated_model_folder(config: DraftConfig) -> Path:
+    """Raises ``InvalidArgumentError`` if there is none."""
+    if config.model is None:
+        raise InvalidArgumentError("model is missing; --simulate needs --model FOLDER for its tokenizer")
+    return config.model
 
 
 DRAFTERS: dict[str, Callable[[DraftConfig, Path], Drafter]] = {
@@ -129,16 +134,26 @@ def create_drafter(config: DraftConfig) -> Drafter:
     """
     if config.simulate is not None:
         return _simulated(config, config.simulate)
+    kind, folder = method_of(config)
+    drafter = DRAFTERS[kind](config, folder)
+    drafter.scheme = kind
+    return drafter
+
+
+def method_of(config: DraftConfig) -> tuple[str, Path]:
+    """Which of ``DRAFTERS`` is asked for, or what the folder holds; and the folder.
+
+    Raises:
+        InvalidArgumentError: if there is none of that name, or no folder.
+        NotFoundError: if the folder is missing.
+    """
     if config.drafter not in ("auto", *DRAFTERS):
         raise InvalidArgumentError(f"drafter is {config.drafter!r}; known are auto, {', '.join(sorted(DRAFTERS))}")
     if config.model is None:
         raise InvalidArgumentError("model is missing; a draft needs --model FOLDER")
-    kind = config.drafter
-    if kind == "auto":
-        from draft_svc.drafters.checkpoint import Checkpoint
-        from draft_svc.drafters.kinds import kind_of
+    if config.drafter != "auto":
+        return config.drafter, config.model
+    from draft_svc.drafters.checkpoint import Checkpoint
+    from draft_svc.drafters.kinds import kind_of
 
-        kind = kind_of(Checkpoint.read(config.model))
-    drafter = DRAFTERS[kind](config, config.model)
-    drafter.scheme = kind
-    return drafter
+    return kind_of(Checkpoint.read(config.model)), config.model

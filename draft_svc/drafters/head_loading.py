@@ -21,6 +21,7 @@ from draft_svc.drafters.kinds import describe, target_folder_of
 from draft_svc.drafters.pair_head import PairSpec
 from draft_svc.drafters.tree_shapes import Shape, read_shape
 from pilotfish.errors import InvalidArgumentError
+from pilotfish.runtime import layer_shapes
 from pilotfish.runtime import weights as runtime
 from pilotfish.runtime.allocation import returned_when_freed
 from pilotfish.runtime.config import ModelConfig, read_json
@@ -86,7 +87,7 @@ def load_head(config: DraftConfig, folder: Path, kind: str) -> FeatureDrafter:
         spec,
         dtype=kernels.dtype,
         device=device,
-        pages=config.pages,
+        pages=config.page_count,
         page_size=config.page_size,
         tree_width=config.tree_width,
         shape=shape,
@@ -164,7 +165,10 @@ def of_target(target: Path, names: Sequence[str], config: ModelConfig) -> dict[s
                 "another target"
             )
     is_tied = values.get("tie_word_embeddings") is True
-    stored_names = {EMBEDDINGS: runtime.EMBEDDINGS, HEAD: runtime.EMBEDDINGS if is_tied else runtime.HEAD}
+    stored_names = {
+        EMBEDDINGS: layer_shapes.EMBEDDINGS,
+        HEAD: layer_shapes.EMBEDDINGS if is_tied else layer_shapes.HEAD,
+    }
     shape = (config.vocab_size, config.hidden_size)
     stored = runtime.read_tensors(target, {stored_names[name]: shape for name in names})
     return {name: stored[stored_names[name]] for name in names}

@@ -74,7 +74,7 @@ def load_medusa(config: DraftConfig, folder: Path) -> MedusaDrafter:
         info,
         dtype=kernels.activations,
         device=device,
-        pages=config.pages,
+        pages=config.page_count,
         page_size=config.page_size,
         tree_width=config.tree_width,
         shape=shape,

@@ -28,7 +28,8 @@ from draft_svc.training.replay import Anchor, Drafting, Replay
 from draft_svc.training.shards import CapturedDocument, Manifest, Shard, is_held_out, shard_paths
 from pilotfish.errors import FailedPreconditionError, InvalidArgumentError
 from pilotfish.runtime.config import ModelConfig
-from pilotfish.runtime.weights import EMBEDDINGS, HEAD, read_tensors, weights_hash
+from pilotfish.runtime.layer_shapes import EMBEDDINGS, HEAD
+from pilotfish.runtime.weights import read_tensors, weights_hash
 from pilotfish.steps import Floats, Ints, ProposalKind
 
 _PAGE_SIZE = 16

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pilotfish.errors import FailedPreconditionError
 from pilotfish.runtime.config import ModelConfig
 from pilotfish.steps import Ints
 
@@ -27,6 +28,9 @@ class KVCache:
         dtype: of K, V and features.
         device: where everything lies.
         feature_width: values stored per slot beside K and V; 0 for none.
+
+    Raises:
+        FailedPreconditionError: the device has not so much memory.
 
     Attributes:
         layers: K and V, one ``[pages, 2, page_size, kv_heads, head_dim]`` per layer (FlashInfer's NHD).
@@ -45,14 +49,19 @@ class KVCache:
         feature_width: int = 0,
     ) -> None:
         shape = (config.layers, pages, 2, page_size, config.kv_heads, config.head_dim)
-        # Zeros, because attention multiplies masked slots by 0, and 0 times a stray NaN is NaN.
-        self._kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.features: Tensor | None = None
+        try:
+            # Zeros, because attention multiplies masked slots by 0, and 0 times a stray NaN is NaN.
+            self._kv = torch.zeros(shape, dtype=dtype, device=device)
+            self.token_ids = torch.zeros(pages, page_size, dtype=torch.int32, device=device)
+            if feature_width:
+                self.features = torch.zeros(pages, page_size, feature_width, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch's of a GPU without memory is one, too
+            raise FailedPreconditionError(
+                f"pages is {pages:,}, and {device} has no longer the memory for so many: {str(error).splitlines()[0]}"
+            ) from error
         self.layers = self._kv.unbind(0)
         self._rows = [layer.view(pages * 2 * page_size, -1) for layer in self.layers]
-        self.token_ids = torch.zeros(pages, page_size, dtype=torch.int32, device=device)
-        self.features: Tensor | None = None
-        if feature_width:
-            self.features = torch.zeros(pages, page_size, feature_width, dtype=dtype, device=device)
         self.page_size = page_size
         self.device = device
 

@@ -1,8 +1,25 @@
-"""Names and shapes of a decoder layer's tensors, as checkpoints of models and of heads store them; imports no torch."""
+"""Names and shapes of a decoder's tensors, as checkpoints of models and of heads store them; imports no torch."""
 
 from __future__ import annotations
 
 from pilotfish.runtime.config import ModelConfig
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name and shape of every tensor that the decoder uses."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDINGS: (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    norms = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    for name, shape in (layer_shapes(config) | norms).items():
+        shapes |= {f"model.layers.{layer}.{name}": shape for layer in range(config.layers)}
+    return shapes
 
 
 def layer_shapes(config: ModelConfig, *, wide: bool = False) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from pilotfish.runtime.config import ModelConfig
 from pilotfish.runtime.grants import ModelInfo
 from pilotfish.runtime.models.decoder import Decoder
 from pilotfish.runtime.models.kernels import choose_kernels
+from pilotfish.runtime.progress import Packed, Progress, silent, telling
 from pilotfish.runtime.weights import borrow_embeddings, load_weights, weights_hash
 from pilotfish.runtime.worker_config import WorkerConfig
 from pilotfish.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
@@ -61,6 +62,7 @@ def load_model(
     kernels: str = "auto",
     name: str | None = None,
     embeddings_from: Path | None = None,
+    progress: Progress = silent,
 ) -> LoadedModel:
     """Loads a Hugging Face model folder.
 
@@ -74,6 +76,7 @@ def load_model(
         name: what to call the model; None for the folder's name.
         embeddings_from: folder of the target, of which a draft model takes embeddings, output layer and tokenizer that
             its own lacks.
+        progress: told how far it is.
 
     Raises:
         NotFoundError: if a file is missing.
@@ -91,8 +94,9 @@ def load_model(
     hashed = weights_hash(folder, layers, quantize, embeddings_from if borrowed else None)
     with returned_when_freed():
         how = choose_kernels(kernels, config, resolve_dtype(dtype, where), where, quantize=quantize)
-        decoder = Decoder(config, load_weights(folder, config, how.dtype, where, borrowed), how)
+        weights = Packed(load_weights(folder, config, how.dtype, where, borrowed, progress), progress)
         borrowed.clear()
+        decoder = Decoder(config, weights, how)
     suffix = "" if quantize == "none" else f":{quantize}"
     return LoadedModel(
         model_id=name or folder.resolve().name + suffix,
@@ -115,6 +119,7 @@ def load_worker_model(config: WorkerConfig, folder: Path, embeddings_from: Path 
         kernels=config.kernels,
         name=config.name,
         embeddings_from=embeddings_from,
+        progress=telling(config),
     )
 
 

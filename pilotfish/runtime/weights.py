@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -25,11 +26,11 @@ from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError, NotFoundError
 from pilotfish.runtime.config import ModelConfig, read_json
-from pilotfish.runtime.layer_shapes import layer_shapes
+from pilotfish.runtime.layer_shapes import EMBEDDINGS, HEAD, expected_shapes
+from pilotfish.runtime.progress import Progress, silent
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _UNUSED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
 _PREDICTION = ("mtp.", "model.mtp_layers.")
@@ -38,27 +39,13 @@ _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name and shape of every tensor that the decoder uses."""
-    hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDINGS: (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tied_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
-    norms = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-    for name, shape in (layer_shapes(config) | norms).items():
-        shapes |= {f"model.layers.{layer}.{name}": shape for layer in range(config.layers)}
-    return shapes
-
-
 def load_weights(
     folder: Path,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     borrowed: Mapping[str, Tensor] | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Tensor]:
     """Reads the tensors of ``expected_shapes``, converted to ``dtype`` on ``device``.
 
@@ -68,6 +55,7 @@ def load_weights(
         dtype: of the result.
         device: of the result.
         borrowed: tensors that the folder lacks; see ``borrow_embeddings``.
+        progress: told after every tensor.
 
     Raises:
         NotFoundError: if the folder has no safetensors files.
@@ -75,11 +63,14 @@ def load_weights(
     """
     expected = expected_shapes(config)
     weights = {name: tensor.to(device=device, dtype=dtype) for name, tensor in (borrowed or {}).items()}
+    read, total = 0, dtype.itemsize * sum(math.prod(expected[name]) for name in expected.keys() - weights.keys())
     tied_head: Tensor | None = None
     for path, names in checkpoint_files(folder).items():
         for name, tensor in _read(path, names, expected, config):
             if name in expected:
                 weights[name] = tensor.to(device=device, dtype=dtype)
+                read += weights[name].nbytes
+                progress("reading", read, total)
             else:
                 tied_head = tensor
     missing = sorted(expected.keys() - weights.keys())

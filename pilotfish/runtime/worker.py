@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pilotfish.rpc.server import AddServices, Server, serve_until_signal
 from pilotfish.rpc.steps_service import ModelThread, StepStreams
+from pilotfish.runtime.kv_budget import Need, decide
+from pilotfish.runtime.memory import cpu_memory, gpu_memory
 from pilotfish.runtime.worker_config import WorkerConfig
 
+log = logging.getLogger(__name__)
+Config = TypeVar("Config", bound=WorkerConfig)
 MakeService = Callable[[ModelThread], tuple[AddServices, StepStreams[Any, Any]]]
 
 
@@ -37,3 +42,27 @@ async def serve_worker(config: WorkerConfig, name: str, service: str, make: Make
         await serve_until_signal(server, name, before_stop=streams.stop)
     finally:
         thread.shutdown()
+
+
+def decide_pages(config: Config, need_of: Callable[[Config, str], Need]) -> Config:
+    """The same settings with a number of pages that fits into the memory that is free now; says how many.
+
+    Args:
+        config: of the worker, before it has loaded anything.
+        need_of: what it needs on cpu or cuda.
+
+    Raises:
+        InvalidArgumentError: the pages that it asks for do not fit, or the device is none.
+    """
+    memory, device = cpu_memory(), "cpu"
+    if config.simulate is None:
+        from pilotfish.runtime.loading import resolve_device  # torch takes its time
+
+        where = resolve_device(config.device)
+        if where.type == "cuda":
+            memory, device = gpu_memory(where.index or 0), "cuda"
+    share = config.gpu_memory_utilization
+    budget = decide(config.pages, [need_of(config, device)], memory, device=device, utilization=share)
+    # Whoever started this one for people has told of the pages of all.
+    log.log(logging.DEBUG if config.loading_lines else logging.INFO, "%s", budget)
+    return config.with_pages(budget.pages)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pilotfish.errors import InvalidArgumentError
 from pilotfish.runtime.grammar_limits import GrammarLimits
 from pilotfish.settings import ListenAddress, Settings
+
+
+def _checked_pages(value: object) -> object:
+    """In one sentence, where the union would give one for each of its members."""
+    if value != "auto" and not (str(value).isdecimal() and int(str(value)) >= 1):
+        raise ValueError("must be auto or a number of at least 1")
+    return value
 
 
 class WorkerConfig(Settings):
@@ -41,8 +48,14 @@ class WorkerConfig(Settings):
     layers: int | None = Field(None, ge=1)
     """Use only the first so many layers of the checkpoint; default: all."""
 
-    pages: int = Field(1024, ge=1)
-    """Pages of the KV cache, granted to streams when they open. More pages hold more rows, and take memory."""
+    pages: Annotated[Literal["auto"] | int, BeforeValidator(_checked_pages)] = "auto"
+    """Pages of the KV cache, granted to streams when they open. More pages hold more rows, and take memory. auto takes
+    what is free: on a GPU as far as --gpu-memory-utilization goes, on a CPU half of it and at most 4 GiB, and never
+    more than 64 rows of the longest length can fill."""
+
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory that this worker may take, weights and all. The rest is for what a step computes, and for
+    other workers of the same GPU."""
 
     page_size: int = Field(16, ge=1, le=256)
     """Slots per page. Smaller pages share more of a prefix, larger ones are gathered faster."""
@@ -55,6 +68,10 @@ class WorkerConfig(Settings):
 
     threads: int | None = Field(None, ge=1)
     """Threads of kernels and torch; default: torch's choice. Processes that share cores need counts that add up."""
+
+    loading_lines: bool = False
+    """Say on stdout how far the weights are loaded, for the process that started this one: `loading reading DONE TOTAL`
+    and `loading packing DONE TOTAL`, in bytes. Off, the log says it now and then."""
 
     share_cores: Path | None = None
     """Workers of one host that name the same file lend each other the threads of those that wait."""
@@ -90,6 +107,16 @@ class WorkerConfig(Settings):
             at_once=self.grammars_at_once,
             cache_mib=self.grammar_cache_mib,
         )
+
+    @property
+    def page_count(self) -> int:
+        """``pages``, once they are decided; see ``with_pages``."""
+        assert self.pages != "auto", "pages are decided where the worker's needs are known"
+        return self.pages
+
+    def with_pages(self, pages: int) -> Self:
+        """The same, with a number of pages."""
+        return self.model_copy(update={"pages": pages})
 
     def refuse_with_simulate(self, *names: str) -> None:
         """Raises ``InvalidArgumentError`` if one of these settings was given: a simulated worker has no use for it."""

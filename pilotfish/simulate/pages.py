@@ -10,15 +10,35 @@ row's as a whole; then the output is another row's too.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from pilotfish.errors import InternalError
 from pilotfish.noise import mix
+from pilotfish.runtime.config import ModelConfig
+from pilotfish.runtime.kv_budget import Need
 from pilotfish.runtime.slots import Longs, node_positions, slots_at, trees_and_depths, within, written_slots
 from pilotfish.steps import Ints, TokenRows
 
 EMPTY_PREFIX = 0
 _POSITIONS = 1 << 32  # token ids are below
+
+
+def simulated_need(folder: Path, max_len: int | None, page_size: int) -> Need:
+    """What a simulated worker takes of memory.
+
+    Args:
+        folder: of the model that it is not.
+        max_len: longest row in tokens; None for what the model was made for.
+        page_size: slots per page.
+
+    Raises:
+        NotFoundError, InvalidArgumentError: as of ``read_model``.
+    """
+    marks_and_prefixes = page_size * 2 * np.dtype(np.int64).itemsize
+    longest = ModelConfig.from_folder(folder).limit_len(max_len)
+    return Need(weights_bytes=0, page_bytes=marks_and_prefixes, max_len=longest, page_size=page_size)
 
 
 class HashedPages:

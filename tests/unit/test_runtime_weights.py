@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 import torch
 from rows import Row, token_rows
 from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_llama
 from torch import Tensor
 
 from pilotfish.errors import InvalidArgumentError, NotFoundError
 from pilotfish.runtime.config import ModelConfig
-from pilotfish.runtime.loading import load_model, resolve_device, resolve_dtype
+from pilotfish.runtime.layer_shapes import expected_shapes
+from pilotfish.runtime.loading import load_model, load_worker_model, resolve_device, resolve_dtype
 from pilotfish.runtime.paged_model import PagedModel
-from pilotfish.runtime.weights import expected_shapes, load_weights, read_tensors, weights_hash
+from pilotfish.runtime.weights import load_weights, read_tensors, weights_hash
+from target_svc.server import TargetConfig
 
 CPU = torch.device("cpu")
 
@@ -242,3 +246,19 @@ def test_single_tensors_are_read_from_any_shard(model_folder: Callable[..., Path
     assert all(torch.equal(found[name], whole[name]) for name in found)
     with pytest.raises(InvalidArgumentError, match="lacks nothing"):
         read_tensors(folder, {"nothing.weight": (1,)})
+
+
+def test_loading_tells_how_far_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = make_tiny_llama(tmp_path, layers=3, seed=1)
+    told: list[tuple[str, int, int]] = []
+    model = load_model(folder, dtype="float32", device="cpu", progress=lambda *count: told.append(count))
+    total = sum(4 * math.prod(shape) for shape in expected_shapes(model.config).values())
+    for what in ("reading", "packing"):
+        counts = [count for said, *count in told if said == what]
+        assert counts[-1] == [total, total]
+        assert counts == sorted(counts)
+        assert len(counts) > 5
+    load_worker_model(TargetConfig(model=folder, device="cpu", loading_lines=True), folder)
+    lines = capfd.readouterr().out.splitlines()
+    assert f"loading reading {total} {total}" in lines
+    assert lines[-1] == f"loading packing {total} {total}"
