@@ -56,32 +56,42 @@ def _hint(text: str) -> str:
     return ""
 
 
-def bind(address: str, name: str) -> socket.socket:
+def bind(address: str, name: str, *, ports: int = 1) -> socket.socket:
     """A socket that listens on an address. It does not block.
 
     Args:
         address: as ``read_address`` gives it.
         name: of the flag or setting, for the error.
+        ports: how many are tried, from that of the address on, while one after the other is taken.
 
     Raises:
         InvalidArgumentError: it is taken, or no address of this machine.
     """
     host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, place = found[0]
-        taken = socket.socket(family, kind, protocol)
+    first = int(port)
+    last = min(first + ports - 1, _PORTS) if first else first
+    for tried in range(first, last + 1):
         try:
-            # Connections that linger after an earlier server do not keep the port.
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(place)
-            taken.listen(BACKLOG)
-            taken.setblocking(False)
-        except BaseException:
-            taken.close()
-            raise
-    except OSError as error:
-        raise _not_bound(address, name, error) from error
+            return _listen(host, tried)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or tried == last:
+                raise _not_bound(address, name, error) from error
+    raise AssertionError("the last port was tried")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, place = found[0]
+    taken = socket.socket(family, kind, protocol)
+    try:
+        # Connections that linger after an earlier server do not keep the port.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(place)
+        taken.listen(BACKLOG)
+        taken.setblocking(False)
+    except BaseException:
+        taken.close()
+        raise
     return taken
 
 

@@ -109,7 +109,15 @@ class Settings(BaseSettings):
 
 
 def load(kind: type[SettingsType], argv: Sequence[str], program: str) -> SettingsType:
-    """Settings from ``argv``, the environment and the file that ``--config`` names; sets up logging.
+    """``read``, and sets up logging."""
+    settings = read(kind, argv, program)
+    service = program.removeprefix("pilotfish ")
+    logs.set_up(settings.log_level, settings.log_format, times=settings.log_times, service=service)
+    return settings
+
+
+def read(kind: type[SettingsType], argv: Sequence[str], program: str) -> SettingsType:
+    """Settings from ``argv``, the environment and the file that ``--config`` names.
 
     ``--help`` prints and exits. A setting that is unknown or out of range exits with status 2 and one
     line per fault, which names it as it was given: flag, variable or key of the file.
@@ -129,8 +137,6 @@ def load(kind: type[SettingsType], argv: Sequence[str], program: str) -> Setting
         fail("\n".join(faults) + f"\nSee `{program} --help`.")
     except (SettingsError, ValueError) as error:
         fail(f"{program}: {str(error).removeprefix('error parsing CLI: ')}\nSee `{program} --help`.")
-    service = program.removeprefix("pilotfish ")
-    logs.set_up(settings.log_level, settings.log_format, times=settings.log_times, service=service)
     return settings
 
 

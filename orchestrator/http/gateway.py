@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5
 """How long answers that are under way are given at the end."""
+_PORTS_TRIED = 100
 
 
 class Gateway:
@@ -42,7 +43,7 @@ class Gateway:
         for name in budgets if self._keys else budgets[:1]:
             least, budget = settings.http_max_body_bytes, getattr(settings, name)
             require(budget >= least, name, budget, f"must be at least http_max_body_bytes, which is {least}")
-        self._socket = bind(settings.http, "http")
+        self._socket = bind(settings.http, "http", ports=_PORTS_TRIED if settings.http_next_port else 1)
         host = settings.http.rpartition(":")[0]
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._server: _Server | None = None

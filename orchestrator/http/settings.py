@@ -44,6 +44,9 @@ class HttpSettings(Settings):
     """HOST:PORT or port to serve the OpenAI-compatible API on; port 0 takes a free one. Without it there is gRPC
     only."""
 
+    http_next_port: bool = False
+    """Take the next free port where that of --http is taken."""
+
     api_key: Annotated[list[SecretStr], NoDecode, BeforeValidator(_split)] = Field(default_factory=list)
     """Key that HTTP clients must send; give it once for each, in the environment with commas between them. Other users
     of a machine can read flags: the environment and --api-key-file are better places."""

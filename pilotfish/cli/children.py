@@ -17,12 +17,15 @@ from functools import partial
 from pilotfish.errors import PilotfishError
 
 _READY = re.compile(r"ready \S+ (\S+:\d+)((?: \w+=\S+)*)")
+_LOADING = re.compile(r"loading (\w+) (\d+) (\d+)")
 _LAST_LINES = 15
 _LAST_WORDS_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 Log = Callable[[str, str], None]
 """Called with (name of the child, one line of its output)."""
+Progress = Callable[[str, str, int, int], None]
+"""Called with (name of the child, what it does with its weights, bytes done, bytes in all)."""
 
 
 class ChildDiedError(PilotfishError):
@@ -31,6 +34,8 @@ class ChildDiedError(PilotfishError):
 
 class Child:
     """One running process that says ``ready NAME HOST:PORT`` on stdout once it serves, and maybe more.
+
+    Before, it may say ``loading WHAT DONE TOTAL``, in bytes.
 
     What it says before that is logged when it is ready or asked to end. If it dies instead, its death tells the last
     of it, and only what came before is logged.
@@ -43,11 +48,18 @@ class Child:
     """
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, stdout: _Output, stderr: _Output, log: Log
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        stdout: _Output,
+        stderr: _Output,
+        log: Log,
+        progress: Progress | None = None,
     ) -> None:
         self.name = name
         self._process = process
         self._log = log
+        self._progress = progress
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._held: list[str] | None = []  # None once lines are logged as they come
         self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -99,6 +111,8 @@ class Child:
                 self.also = dict(pair.split("=", 1) for pair in match[2].split())
                 self.ready.set_result(match[1])
                 self._log_held()
+            elif self._progress is not None and (match := _LOADING.fullmatch(line)):
+                self._progress(self.name, match[1], int(match[2]), int(match[3]))
             else:
                 self._show(line)
 
@@ -119,7 +133,9 @@ class Child:
         self._held = None
 
 
-async def start(name: str, argv: Sequence[str], env: Mapping[str, str], log: Log) -> Child:
+async def start(
+    name: str, argv: Sequence[str], env: Mapping[str, str], log: Log, progress: Progress | None = None
+) -> Child:
     """Starts one process.
 
     It does not get the terminal's Ctrl-C, so that children stop in the order that their parent wants; and it is
@@ -144,7 +160,7 @@ async def start(name: str, argv: Sequence[str], env: Mapping[str, str], log: Log
     finally:
         os.close(stdout_end)
         os.close(stderr_end)
-    return Child(name, process, stdout, stderr, log)
+    return Child(name, process, stdout, stderr, log, progress)
 
 
 async def stop(children: Sequence[Child], grace_s: float) -> None:

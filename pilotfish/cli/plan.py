@@ -38,8 +38,17 @@ class Plan:
     draft_length: str
     replicas: int
     dtype: str | None
-    pages: int | None
     listen: str
+    target_pages: int | None = None
+    """KV pages; None: the target decides."""
+    draft_pages: tuple[int, ...] = ()
+    """Of each replica; empty: they decide."""
+    target_device: str | None = None
+    """As torch names it; None: the target takes a GPU if there is one."""
+    draft_devices: tuple[str, ...] = ()
+    """The replicas take them in turn; empty: as the target without one."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory to take; None: the services' own."""
     log_level: str = "info"
     log_format: str = "text"
     simulate: str | None = None
@@ -50,6 +59,8 @@ class Plan:
     """Draft tokens of a tree, or auto, or off."""
     http: str | None = None
     """Where the OpenAI-compatible API is served; None serves gRPC only."""
+    http_next_port: bool = False
+    """Take the next free port where that one is taken."""
     api_keys: tuple[str, ...] = ()
     """Keys that its clients must send."""
     api_key_file: Path | None = None
@@ -66,15 +77,24 @@ class Plan:
         return 1 + (self.replicas if self.draft is not None else 0)
 
     def target_argv(self, threads: int) -> list[str]:
+        return _python("target_svc", *self.target_flags(threads))
+
+    def draft_argv(self, draft: Model, threads: int, replica: int = 0) -> list[str]:
+        return _python("draft_svc", *self.draft_flags(draft, threads, replica))
+
+    def target_flags(self, threads: int) -> list[str]:
         features = self.draft.features if self.draft is not None else ()
         stored = ["--features", ",".join(features)] if features else []
-        return _python("target_svc", *self._worker(self.target, threads), *stored)
+        return [*self._worker(self.target, threads, self.target_device, self.target_pages), *stored]
 
-    def draft_argv(self, draft: Model, threads: int) -> list[str]:
+    def draft_flags(self, draft: Model, threads: int, replica: int = 0) -> list[str]:
         drafter = [] if self.simulate is not None else ["--target-model", str(self.target.folder)]
         if self.simulate is None and draft.folder == self.target.folder and not draft.features:
             drafter = ["--drafter", "model"]  # even of a folder that holds a head, too
-        return _python("draft_svc", *self._worker(draft, threads), *drafter)
+        devices = self.draft_devices
+        device = devices[replica % len(devices)] if devices else None
+        pages = self.draft_pages[replica] if self.draft_pages else None
+        return [*self._worker(draft, threads, device, pages), *drafter]
 
     def orchestrator_argv(self, target: str, drafts: list[str]) -> list[str]:
         workers = ["--target", target, *(part for address in drafts for part in ("--draft", address))]
@@ -85,6 +105,7 @@ class Plan:
         length += ["--generation-config", config] if config != "auto" else []
         trace = ["--trace", str(self.trace)] if self.trace is not None else []
         http = ["--http", self.http] if self.http is not None else []
+        http += ["--http-next-port"] if self.http_next_port else []
         http += ["--api-key-file", str(self.api_key_file)] if self.api_key_file is not None else []
         http += self.http_options
         served = ["--listen", self.listen, *http]
@@ -95,15 +116,18 @@ class Plan:
         """Variables beside the usual ones: other users of the machine can read a process's flags, but not these."""
         return {"PILOTFISH_ORCHESTRATOR_API_KEY": ",".join(self.api_keys)} if self.api_keys else {}
 
-    def _worker(self, model: Model, threads: int) -> list[str]:
+    def _worker(self, model: Model, threads: int, device: str | None, pages: int | None) -> list[str]:
         argv = ["--model", str(model.folder), "--name", model.label, "--listen", _ANY_PORT]
         argv += ["--threads", str(threads)] if self.simulate is None else ["--simulate", self.simulate]
+        argv += ["--loading-lines"]
         argv += self._logging()
         given = {
             "--layers": model.layers,
             "--quantize": model.quantize,
+            "--device": device,
             "--dtype": self.dtype,
-            "--pages": self.pages,
+            "--pages": pages,
+            "--gpu-memory-utilization": self.gpu_memory_utilization,
             "--share-cores": self.share_cores,
         }
         return argv + [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

@@ -13,6 +13,7 @@ from typing import IO
 import typer
 from rich.text import Text
 
+from pilotfish import extras
 from pilotfish.cli.children import die_with_parent
 from pilotfish.cli.console import stderr, waiting
 from pilotfish.errors import UnavailableError
@@ -37,6 +38,7 @@ def running_server(flags: Sequence[str]) -> Iterator[str]:
     """Runs ``pilotfish up`` with these flags while the block runs; yields its address.
 
     Raises:
+        FailedPreconditionError: the services are not installed.
         UnavailableError: it did not start; the message has what it said.
     """
     with running_servers(flags) as [address]:
@@ -48,8 +50,10 @@ def running_servers(*flags: Sequence[str]) -> Iterator[list[str]]:
     """Several at once, each with its own flags; yields their addresses in the same order.
 
     Raises:
+        FailedPreconditionError: the services are not installed.
         UnavailableError: one did not start; the message has what it said.
     """
+    extras.require("serve", "a server of its own")
     with ExitStack() as stack:
         started = [stack.enter_context(_started(each)) for each in flags]
         yield [_address(*each) for each in started]
@@ -61,7 +65,7 @@ _Started = tuple["subprocess.Popen[str]", list[str], IO[bytes]]
 @contextmanager
 def _started(flags: Sequence[str]) -> Iterator[_Started]:
     """A process, its command line, and what it says on stderr."""
-    argv = [sys.executable, "-P", "-m", "pilotfish", "up", "--listen", "127.0.0.1:0", *flags]
+    argv = [sys.executable, "-P", "-m", "pilotfish", "up", "--listen", "127.0.0.1:0", "--http", "off", *flags]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             argv,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from pilotfish import extras
 from pilotfish.cli import children, options
-from pilotfish.cli.console import complain, note, speak_json, stderr, waiting
+from pilotfish.cli.console import Report, complain, note, speak_json, stderr, waiting
+from pilotfish.cli.file import config_option
 from pilotfish.cli.listen import require_free
+from pilotfish.cli.memory import has_gpu, with_pages
 from pilotfish.cli.plan import Model, Plan, threads_per_worker
 from pilotfish.cli.pull import fetch
 from pilotfish.cli.relay import pass_on
@@ -28,6 +33,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_DRAFT_LENGTH = 64  # the orchestrator's; known here so that nothing is loaded for one that it refuses
 MAX_TREE_NODES = 256  # alike
+HTTP = "127.0.0.1:8000"  # or the next free port, unless told otherwise
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _GRACE_S = 10.0
 
 
@@ -43,6 +50,24 @@ def _checked_tree(text: str) -> str:
     return text
 
 
+def _checked_device(text: str | None) -> str | None:
+    if text is not None and not _DEVICE.fullmatch(text):
+        raise typer.BadParameter(f"{text!r} is none of auto, cpu, cuda, cuda:N")
+    return text
+
+
+def _checked_devices(text: str | None) -> str | None:
+    for part in (text or "auto").split(","):
+        _checked_device(part)
+    return text
+
+
+def _checked_pages(text: str) -> str:
+    if text != "auto" and not (text.isdecimal() and int(text) >= 1):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number of at least 1")
+    return text
+
+
 def up(
     target: Annotated[str, typer.Option(metavar="MODEL", help="Name, Hugging Face id or folder.")] = "smollm2",
     draft: Annotated[
@@ -50,7 +75,7 @@ def up(
         typer.Option(
             metavar="MODEL|HEAD|none",
             help="Small model of the same tokenizer, or a head made for the target: MTP, EAGLE, EAGLE-3, Medusa; "
-            "`smollm2-mtp` comes with the package. Left out: on a CPU the target itself, in int8.",
+            "`smollm2-mtp` is one of ours. Left out: on a CPU the target itself, in int8.",
         ),
     ] = None,
     draft_layers: Annotated[
@@ -80,8 +105,39 @@ def up(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of weights and activations. Left out: the services choose.")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            callback=_checked_device,
+            help="Of target and draft: cpu, cuda or cuda:N. Left out: the first GPU if there is one.",
+        ),
+    ] = None,
+    target_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", callback=_checked_device, help="Of the target alone.")
+    ] = None,
+    draft_device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE,...", callback=_checked_devices, help="Of the draft alone; replicas take several in turn."
+        ),
+    ] = None,
     pages: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="KV pages of each worker. Left out: the services choose.")
+        str,
+        typer.Option(
+            metavar="auto|N",
+            callback=_checked_pages,
+            help="KV pages of each worker, of 16 tokens. auto takes what memory is free, on a CPU at most 4 GiB of it.",
+        ),
+    ] = "auto",
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.01,
+            max=1.0,
+            help="Share of a GPU's memory to take, weights and all.  [dim]\\[default: 0.9][/]",
+        ),
     ] = None,
     simulate: Annotated[
         str | None,
@@ -96,7 +152,11 @@ def up(
     ] = options.ADDRESS,
     http: Annotated[
         str | None,
-        typer.Option(metavar="[HOST:]PORT", help="Serve the OpenAI-compatible API, too; port 0 takes a free one."),
+        typer.Option(
+            metavar="[HOST:]PORT|off",
+            help="Where the OpenAI-compatible API and the playground are; port 0 takes a free one.  "
+            f"[dim]\\[default: {HTTP}, or the next free port][/]",
+        ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -141,6 +201,7 @@ def up(
     log_format: Annotated[
         Format, typer.Option(help="Lines for people, or json: all of stderr an object a line.")
     ] = "text",
+    config: config_option = None,
 ) -> None:
     """Start target, draft and orchestrator on this machine.
 
@@ -153,15 +214,29 @@ def up(
     [dim]$ pilotfish up --draft smollm2-mtp --draft-tree off[/]
     [dim]$ pilotfish up --target ./my-model --draft ./my-eagle3-head[/]
     [dim]$ pilotfish up --target smollm2 --draft none[/]
-    [dim]$ pilotfish up --http 8000[/]
+    [dim]$ pilotfish up --target ./big --target-device cuda:0 --draft ./small --draft-device cuda:1[/]
+    [dim]$ pilotfish up --config up.toml[/]
     [dim]$ pilotfish up --simulate llama-70b-8xh100 --replicas 4[/]
     """
+    extras.require("serve", "pilotfish up")
     if log_format == "json":
         speak_json("up")
     if draft == "none" and draft_layers is not None:
         raise typer.BadParameter("--draft-layers goes with a draft; leave it or --draft none out")
+    if draft_device is not None:
+        _require_drafts(draft, draft_device.split(","), replicas)
     if simulate is not None:
-        _require_simulable(simulate, draft, draft_layers, dtype, quantize)
+        chosen: dict[str, object] = {
+            "--draft": None if draft == "none" else draft,
+            "--draft-layers": draft_layers,
+            "--dtype": dtype,
+            "--quantize": quantize,
+            "--device": device,
+            "--target-device": target_device,
+            "--draft-device": draft_device,
+            "--gpu-memory-utilization": gpu_memory_utilization,
+        }
+        _require_simulable(simulate, chosen)
     http_options = (
         *(part for origin in allowed_origins or () for part in ("--allowed-origins", origin)),
         *(("--reasoning-parser", reasoning_parser) if reasoning_parser is not None else ()),
@@ -169,33 +244,40 @@ def up(
         *(("--metrics-without-key",) if metrics_without_key else ()),
     )
     listen = require_free(listen)
-    if http is not None:
-        http = require_free(http, "--http")
-    elif api_key or api_key_file is not None:
+    if http == "off" and (api_key or api_key_file is not None):
         raise typer.BadParameter("--api-key and --api-key-file go with --http; gRPC knows no keys")
-    elif http_options:
+    if http == "off" and http_options:
         raise typer.BadParameter(f"{http_options[0]} goes with --http")
+    if http not in (None, "off"):
+        http = require_free(http, "--http")
+    target_device, draft_device = target_device or device, draft_device or device
     folder = fetch(target)
     model = Model(target if simulate is None else f"simulated-{Path(simulate).stem}", folder, quantize=quantize)
     plan = Plan(
         target=model,
-        draft=_draft(model, draft, draft_layers) if simulate is None or draft == "none" else model,
+        draft=_draft(model, draft, draft_layers, draft_device) if simulate is None or draft == "none" else model,
         draft_length=draft_length,
         draft_tree=draft_tree,
         replicas=replicas,
         dtype=dtype,
-        pages=pages,
+        target_device=target_device,
+        draft_devices=tuple(draft_device.split(",")) if draft_device is not None else (),
+        gpu_memory_utilization=gpu_memory_utilization,
         listen=listen,
         log_level=log_level,
         log_format=log_format,
         simulate=simulate,
         trace=trace,
-        http=http,
+        http=HTTP if http is None else None if http == "off" else http,
+        http_next_port=http is None,
         api_keys=tuple(api_key or ()),
         api_key_file=api_key_file,
         generation_config=generation_config,
         http_options=http_options,
     )
+    plan, told = with_pages(plan, None if pages == "auto" else int(pages))
+    for line in told:
+        note(line)
     with tempfile.TemporaryDirectory(prefix="pilotfish-") as scratch:
         if simulate is None and "OMP_NUM_THREADS" not in os.environ:  # who sets it wants just so many
             plan = replace(plan, share_cores=Path(scratch) / "cores")
@@ -203,26 +285,32 @@ def up(
     raise typer.Exit(code)
 
 
-def _require_simulable(
-    profile: str, draft: str | None, layers: int | None, dtype: str | None, quantize: str | None
-) -> None:
+def _require_drafts(draft: str | None, devices: list[str], replicas: int) -> None:
+    """Refuses devices that no draft would run on."""
+    if draft == "none":
+        raise typer.BadParameter("--draft-device goes with a draft; leave it or --draft none out")
+    if len(devices) > replicas:
+        raise typer.BadParameter(f"--draft-device has {len(devices)} devices for {replicas} drafts; give --replicas N")
+
+
+def _require_simulable(profile: str, chosen: Mapping[str, object]) -> None:
+    """Refuses what is chosen of models where there are none."""
     from pilotfish.simulate.profile import load_profile  # pydantic takes its time, and only this needs it
 
     load_profile(profile)  # so that nothing is started for one that is not there
-    given = {"--draft": None if draft == "none" else draft, "--draft-layers": layers}
-    for flag, value in (given | {"--dtype": dtype, "--quantize": quantize}).items():
+    for flag, value in chosen.items():
         if value is not None:
             raise typer.BadParameter(f"{flag} is for real models; leave it or --simulate out")
 
 
-def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None:
+def _draft(target: Model, draft: str | None, layers: int | None, device: str | None) -> Model | None:
     if draft == "none":
         return None
     if draft is not None:
-        return _named_draft(target, draft, layers)
+        return _named_draft(target, draft, layers, device)
     if layers is not None:
         return Model(target.name, target.folder, layers)
-    if target.quantize is not None or _has_gpu():
+    if target.quantize is not None or not _is_cpu(device):
         # A GPU has no use for int8 weights that it multiplies as floats, and a draft like its target saves nothing.
         note("no draft was named, and the target decodes alone; --draft MODEL takes a small model of its tokenizer")
         return None
@@ -232,7 +320,7 @@ def _draft(target: Model, draft: str | None, layers: int | None) -> Model | None
     return Model(target.name, target.folder, quantize="int8")
 
 
-def _named_draft(target: Model, draft: str, layers: int | None) -> Model:
+def _named_draft(target: Model, draft: str, layers: int | None, device: str | None) -> Model:
     from draft_svc.drafters.kinds import describe, wanted_features  # numpy and safetensors take their time
 
     folder = fetch(draft)
@@ -240,12 +328,13 @@ def _named_draft(target: Model, draft: str, layers: int | None) -> Model:
     if features and layers is not None:
         raise typer.BadParameter("--draft-layers is for models; a head on the target's hidden states runs whole")
     # A head loses no acceptance by it, and on a CPU a third of its time.
-    is_rounded = head is not None and head.can_round and not _has_gpu()
+    is_rounded = head is not None and head.can_round and _is_cpu(device)
     return Model(draft, folder, layers, "int8" if is_rounded else None, features)
 
 
-def _has_gpu() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+def _is_cpu(device: str | None) -> bool:
+    """Whether a draft on that device, or on those, runs on a CPU."""
+    return not has_gpu() if device in (None, "auto") else device == "cpu"
 
 
 async def _serve(plan: Plan) -> int:
@@ -294,7 +383,7 @@ class _Fleet:
         """
         with waiting() as report:
             report("starting target and draft" if self._plan.draft else "starting the target")
-            target, drafts = await self._start_workers()
+            target, drafts = await self._start_workers(partial(_show_loading, report))
             report("starting the orchestrator")
             address = await self._start_orchestrator(target, drafts)
         draft = self._plan.draft.label if self._plan.draft is not None else "none"
@@ -317,19 +406,20 @@ class _Fleet:
         """Who serves clients first, so that nobody is asked who is gone."""
         return [child for child in (self._orchestrator, *self._drafts, self._target) if child is not None]
 
-    async def _start_workers(self) -> tuple[str, list[str]]:
+    async def _start_workers(self, progress: children.Progress) -> tuple[str, list[str]]:
         plan, threads = self._plan, self._threads
-        self._target = await _start("target", plan.target_argv(threads[0]), threads[0])
+        self._target = await _start("target", plan.target_argv(threads[0]), threads[0], progress=progress)
         if plan.draft is not None:
             for index, count in enumerate(threads[1:]):
                 name = "draft" if plan.replicas == 1 else f"draft-{index}"
-                self._drafts.append(await _start(name, plan.draft_argv(plan.draft, count), count))
+                argv = plan.draft_argv(plan.draft, count, index)
+                self._drafts.append(await _start(name, argv, count, progress=progress))
         target, *drafts = await asyncio.gather(*(child.ready for child in (self._target, *self._drafts)))
         return target, drafts
 
     async def _start_orchestrator(self, target: str, drafts: list[str]) -> str:
         argv, env = self._plan.orchestrator_argv(target, drafts), self._plan.orchestrator_env
-        self._orchestrator = await _start("orchestrator", argv, 1, env)
+        self._orchestrator = await _start("orchestrator", argv, 1, also=env)
         events: list[asyncio.Future[Any]] = [self._orchestrator.ready]
         events += [child.ended for child in self.in_stopping_order()]
         await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
@@ -355,6 +445,17 @@ def _threads(workers: int) -> list[int]:
     return threads_per_worker(usable_cores(), workers)
 
 
-async def _start(name: str, argv: list[str], threads: int, also: Mapping[str, str] | None = None) -> children.Child:
+async def _start(
+    name: str,
+    argv: list[str],
+    threads: int,
+    *,
+    also: Mapping[str, str] | None = None,
+    progress: children.Progress | None = None,
+) -> children.Child:
     env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-    return await children.start(name, argv, env | dict(also or {}), pass_on)
+    return await children.start(name, argv, env | dict(also or {}), pass_on, progress)
+
+
+def _show_loading(report: Report, name: str, what: str, done: int, total: int) -> None:
+    report(f"{name}: {what} weights", done, total, is_bytes=True)

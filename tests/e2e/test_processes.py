@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -91,7 +92,8 @@ class Up(Process):
     """``pilotfish up`` on a free port."""
 
     def __init__(self, *flags: str) -> None:
-        super().__init__("pilotfish", "up", "--listen", "127.0.0.1:0", *flags)
+        http = [] if "--http" in flags else ["--http", "off"]
+        super().__init__("pilotfish", "up", "--listen", "127.0.0.1:0", *http, *flags)
         self.ready = self.line()
         self.address = self.ready.split()[1] if self.ready else ""
         self.http = self.ready.partition(" http=")[2].strip()
@@ -371,7 +373,26 @@ def test_a_killed_target_stops_everything(target: Path) -> None:
     assert "Traceback" not in up.stderr
 
 
+def test_http_is_on_by_default_and_pages_are_what_the_ready_server_has(target: Path) -> None:
+    with Process("pilotfish", "up", "--listen", "127.0.0.1:0", "--target", str(target), "--draft", "none") as up:
+        address = up.line().partition(" http=")[2].strip()
+        host, _, port = address.partition(":")
+        assert host == "127.0.0.1"
+        assert int(port) >= 8000
+        with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
+            assert [model.id for model in client.models.list()] == [str(target)]
+    assert "KV cache: 2,048 pages = 32,768 tokens, 64.0 requests of 512; " in up.stderr
+
+
 # starts that fail
+
+
+def test_pages_that_do_not_fit_start_nothing(target: Path) -> None:
+    said = start_fails("--target", str(target), "--pages", "100000000")
+    assert re.search(r"^error: --pages is 100,000,000, which takes .*; at most [\d,]+ pages fit$", said, re.MULTILINE)
+    alone = command("target_svc", "--model", str(target), "--listen", "127.0.0.1:0", "--pages", "100000000")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert re.search(r"^pilotfish target: pages is 100,000,000, .* at most [\d,]+ pages fit$", alone.stderr)
 
 
 def test_a_corrupt_checkpoint(target: Path, tmp_path: Path) -> None:
@@ -432,7 +453,7 @@ def test_a_worker_s_help() -> None:
     ("flags", "env", "line"),
     [
         (["--page", "3"], {}, "pilotfish target: --page is no flag; did you mean --pages?"),
-        ([], {"PILOTFISH_TARGET_PAGES": "many"}, "pilotfish target: PILOTFISH_TARGET_PAGES: Input should be"),
+        ([], {"PILOTFISH_TARGET_PAGES": "many"}, "pilotfish target: PILOTFISH_TARGET_PAGES: "),
         (
             [],
             {"PILOTFISH_TARGET_PAGE": "3"},

@@ -166,6 +166,22 @@ def test_children_stop_one_after_the_other() -> None:
     assert asyncio.run(main()) == ["c", "a", "b"]
 
 
+def test_what_is_loaded_is_told_and_not_logged() -> None:
+    told: list[tuple[str, str, int, int]] = []
+    said: list[str] = []
+    code = "print('loading reading 5 20'); print('loading reading more'); " + READY + "time.sleep(60)"
+
+    async def main() -> None:
+        argv = [sys.executable, "-c", code]
+        child = await start("kid", argv, {}, lambda _, line: said.append(line), lambda *count: told.append(count))
+        await child.ready
+        await stop([child], 10)
+
+    asyncio.run(main())
+    assert told == [("kid", "reading", 5, 20)]
+    assert said == ["loading reading more"]
+
+
 # What `up` passes on
 
 

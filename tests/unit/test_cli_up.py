@@ -79,7 +79,8 @@ class Deployment:
     def up(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
         path = os.pathsep.join((str(self.folder / "fakes"), str(ROOT)))  # the stand-ins first
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "3"}
-        argv = [sys.executable, "-m", "pilotfish", "up", "--target", str(self.model), "--listen", "127.0.0.1:0", *flags]
+        argv = [sys.executable, "-m", "pilotfish", "up", "--target", str(self.model), "--listen", "127.0.0.1:0"]
+        argv += [*([] if "--http" in flags else ["--http", "off"]), *flags]
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, env=env, cwd=self.folder, stdout=pipe, stderr=pipe, text=True) as process:
             try:
@@ -133,8 +134,106 @@ def test_http_and_its_keys_are_the_orchestrators(deployment: Deployment) -> None
     assert "secret" not in "".join(argv)
 
 
+def test_http_is_served_by_default_on_the_first_free_port(deployment: Deployment) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(deployment.folder / "fakes"), str(ROOT)))}
+    up = [sys.executable, "-m", "pilotfish", "up", "--target", str(deployment.model), "--listen", "127.0.0.1:0"]
+    for flags in ([], ["--http", "off"]):
+        with subprocess.Popen([*up, "--draft", "none", *flags], env=env, stdout=subprocess.PIPE, text=True) as process:
+            ready_line(process)
+            process.terminate()
+    served, off = (note["argv"] for note in sorted(deployment.notes("orchestrator"), key=lambda note: note["pid"]))
+    assert served[2:5] == ["--http", "127.0.0.1:8000", "--http-next-port"]
+    assert "--http" not in off
+
+
+def test_a_file_has_options_and_flags_win_over_it(deployment: Deployment) -> None:
+    file = deployment.folder / "up.toml"
+    file.write_text(
+        'draft_length = 6\ndraft_layers = 2\nreplicas = 2\nhttp = "127.0.0.1:0"\napi_key = ["a", "b"]\npages = 40\n'
+    )
+    with deployment.up("--config", str(file), "--replicas", "1", "--http", "off", "--draft-length", "auto") as process:
+        assert "--api-key and --api-key-file go with --http" in end(process)[1]
+    with deployment.up("--config", str(file), "--replicas", "1", "--http", "127.0.0.1:0") as process:
+        assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
+    assert len(deployment.notes("draft_svc")) == 1
+    [orchestrator], [target] = deployment.notes("orchestrator"), deployment.notes("target_svc")
+    assert orchestrator["keys"] == "a,b"
+    assert target["argv"][-2:] == ["--pages", "40"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("draft-length = 6", "draft-length in {file} is no option of up; did you mean draft_length?"),
+        ("config = 'x'", "config in {file} is no option of up"),
+        ("replicas = 0", "replicas in {file}: "),
+        ("draft_length = 'many'", "draft_length in {file}: 'many' is neither auto nor a number from 0 to 64"),
+        ("draft_length = ", "{file} cannot be read as TOML"),
+    ],
+)
+def test_a_file_s_faults_are_named(deployment: Deployment, text: str, message: str) -> None:
+    file = deployment.folder / "f"
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["up", "--config", str(file)])
+    assert result.exit_code == 2
+    shown = re.sub(r"[│\s]", "", result.stderr)  # however it was wrapped
+    assert re.sub(r"\s", "", message.format(file=file)) in shown
+
+
+def test_devices_are_those_of_the_workers(deployment: Deployment) -> None:
+    with deployment.up("--device", "cpu", "--draft-layers", "2", "--replicas", "2") as process:
+        ready_line(process)
+        workers = [*deployment.notes("target_svc"), *deployment.notes("draft_svc")]
+    assert [worker["argv"][worker["argv"].index("--device") + 1] for worker in workers] == ["cpu"] * 3
+
+
+@pytest.mark.parametrize(
+    "flags", [["--device", "gpu"], ["--target-device", "cuda:0,cuda:1"], ["--draft-device", "cpu,x"]]
+)
+def test_a_device_that_is_none_is_refused(flags: list[str]) -> None:
+    result = CliRunner().invoke(app, ["up", *flags])
+    assert result.exit_code == 2
+    assert "is none of auto, cpu, cuda, cuda:N" in " ".join(result.stderr.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--draft", "none", "--draft-device", "cpu"], "--draft-device goes with a draft"),
+        (["--draft-device", "cuda:0,cuda:1"], "--draft-device has 2 devices for 1 drafts; give --replicas N"),
+    ],
+)
+def test_devices_without_a_draft_are_refused(flags: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["up", *flags])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_pages_that_do_not_fit_are_refused_before_anything_starts(deployment: Deployment) -> None:
+    result = CliRunner().invoke(
+        app, ["up", "--target", str(deployment.model), "--pages", "1000000000", "--http", "off"]
+    )
+    assert result.exit_code == 1
+    assert re.search(
+        r"error: --pages is 1,000,000,000, which takes [\d.]+ TB .* at most [\d,]+ pages fit\n", result.stderr
+    )
+    assert deployment.pids() == []
+
+
+def test_pages_are_shared_out_and_told(deployment: Deployment) -> None:
+    with deployment.up("--draft-layers", "2") as process:
+        ready_line(process)
+        [target], [draft] = deployment.notes("target_svc"), deployment.notes("draft_svc")
+        process.terminate()
+        _, stderr = end(process)
+    pages = int(target["argv"][target["argv"].index("--pages") + 1])
+    assert draft["argv"][draft["argv"].index("--pages") + 1] == str(pages)
+    assert f"KV cache: {pages:,} pages = {pages * 16:,} tokens, " in stderr
+
+
 def test_keys_without_http_are_refused(deployment: Deployment) -> None:
-    result = CliRunner().invoke(app, ["up", "--target", str(deployment.model), "--api-key", "secret"])
+    flags = ["--http", "off", "--api-key", "secret"]
+    result = CliRunner().invoke(app, ["up", "--target", str(deployment.model), *flags])
     assert result.exit_code == 2
     assert "secret" not in result.output
 
@@ -161,7 +260,7 @@ def test_each_service_gets_its_flags(deployment: Deployment) -> None:
         assert ready_line(process).endswith(":first-2-layers draft_length=6\n")
         (target,), (draft,), (orchestrator,) = map(deployment.notes, ("target_svc", "draft_svc", "orchestrator"))
     model = str(deployment.model)
-    worker = ["--listen", "127.0.0.1:0", "--threads", "3", "--log-level", "info", "--no-log-times"]
+    worker = ["--listen", "127.0.0.1:0", "--threads", "3", "--loading-lines", "--log-level", "info", "--no-log-times"]
     assert target["argv"] == ["--model", model, "--name", model, *worker, "--dtype", "float32", "--pages", "40"]
     assert draft["argv"] == [
         *["--model", model, "--name", f"{model}:first-2-layers", *worker],
@@ -201,11 +300,22 @@ def test_simulated_workers_get_the_profile_and_nothing_that_only_models_have(dep
         assert ready_line(process) == f"ready 127.0.0.1:9 target={name} draft={name} draft_length=auto\n"
         workers = [*deployment.notes("target_svc"), *deployment.notes("draft_svc")]
     expected = ["--model", str(deployment.model), "--name", name, "--listen", "127.0.0.1:0"]
-    expected += ["--simulate", "llama-8b-h100", "--log-level", "info", "--no-log-times", "--pages", "40"]
+    expected += [
+        "--simulate",
+        "llama-8b-h100",
+        "--loading-lines",
+        "--log-level",
+        "info",
+        "--no-log-times",
+        "--pages",
+        "40",
+    ]
     assert [worker["argv"] for worker in workers] == [expected] * 3
 
 
-@pytest.mark.parametrize("flags", [["--draft", "m"], ["--draft-layers", "2"], ["--dtype", "bfloat16"]])
+@pytest.mark.parametrize(
+    "flags", [["--draft", "m"], ["--draft-layers", "2"], ["--dtype", "bfloat16"], ["--draft-device", "cpu"]]
+)
 def test_simulating_leaves_no_choice_of_models(flags: list[str]) -> None:
     result = CliRunner().invoke(app, ["up", "--simulate", "llama-8b-h100", *flags])
     assert result.exit_code == 2

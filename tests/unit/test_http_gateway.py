@@ -285,6 +285,20 @@ def test_a_port_that_is_taken_is_told_at_once() -> None:
             Gateway(HttpSettings(http=address))
 
 
+def test_the_next_free_port_is_taken_if_that_is_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        gateway = Gateway(HttpSettings(http=f"127.0.0.1:{port}", http_next_port=True))
+        host, _, found = gateway.address.rpartition(":")
+        assert host == "127.0.0.1"
+        assert port < int(found) < port + 100
+        asyncio.run(gateway.stop())
+    with pytest.raises(
+        InvalidArgumentError, match=r"http is '192\.0\.2\.1:8000', which cannot be bound \(Cannot assign"
+    ):
+        Gateway(HttpSettings(http="192.0.2.1:8000", http_next_port=True))  # an address of nobody
+
+
 def test_an_address_that_is_none_is_named_by_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load(OrchestratorSettings, ["--model", str(tmp_path), "--http", "localhost:80a"], "test")
