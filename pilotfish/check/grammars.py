@@ -49,10 +49,11 @@ def _schema(key: str) -> Kind:
     return Kind("json_schema", {"json_schema": schema}, lambda text: _is_object(text, key))
 
 
-def kinds() -> list[Kind]:
+def kinds(schemas: int) -> list[Kind]:
+    """One of each sort, but of JSON schemas so many."""
     pattern = "[a-f]{2,6}-[0-9]{3}"
     return [
-        *(_schema(f"key{index}") for index in range(5)),
+        *(_schema(f"key{index}") for index in range(schemas)),
         Kind("regex", {"regex": pattern}, lambda text: re.fullmatch(pattern, text) is not None),
         Kind("ebnf", {"ebnf": 'root ::= "yes" | "no" | "perhaps"'}, lambda text: text in ("yes", "no", "perhaps")),
         Kind("nothing", {}, lambda text: True),
@@ -60,8 +61,8 @@ def kinds() -> list[Kind]:
 
 
 async def grammars(asker: Asker) -> AsyncIterator[Result]:
-    """16 requests at once, half greedy and half sampled, of eight grammars: each fits its own, in every way."""
-    asked = [kind for kind in kinds() if asker.lacks(*kind.params) is None]
+    """Requests of up to eight grammars at once, half greedy and half sampled: each fits its own, in every way."""
+    asked = [kind for kind in kinds(asker.some(5, 2)) if asker.lacks(*kind.params) is None]
     if len(asked) < 2:
         yield skipped("all", asker.lacks("json_schema") or "no grammar is honoured")
         return

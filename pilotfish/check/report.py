@@ -65,9 +65,9 @@ class Report:
 
     def finds(self, results: Sequence[Result]) -> float | None:
         """Smallest share of draws that the most powerful test of some finds misplaced; None if none is statistical."""
-        level = len(self.statistical)
+        tests = len(self.statistical)
         shares = [
-            detectable(int(each.numbers["draws"]), int(each.numbers["freedom"]), self.setting.false_alarms, level)
+            detectable(int(each.numbers["draws"]), int(each.numbers["freedom"]), self.setting.false_alarms, tests)
             for each in results
             if each.p_value is not None and each.numbers.get("draws") and each.numbers.get("freedom")
         ]
