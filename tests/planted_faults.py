@@ -44,6 +44,7 @@ class Fault:
         has_trees: proposals must be trees for it to show.
         only: cases of ``law`` or ``fields`` that are asked, by a part of their names; all by default.
         plenty: how many draws the check takes; see ``Asker``.
+        scale: how much else it asks; a draft that is late leaves a round without one, and greedy text few are kept in.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Fault:
     has_trees: bool = False
     only: str = ""
     plenty: float = PLENTY
+    scale: float = 0.0
 
     def __str__(self) -> str:
         return self.name
@@ -386,9 +388,15 @@ def samples_alike(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = (
-    Fault("the bonus token under match is drawn one row too early", match_bonus_row, "greedy", "draft_length"),
     Fault(
-        "match keeps a draft token that all but equals the target's draw", match_near_misses, "greedy", "draft_length"
+        "the bonus token under match is drawn one row too early", match_bonus_row, "greedy", "draft_length", scale=1.0
+    ),
+    Fault(
+        "match keeps a draft token that all but equals the target's draw",
+        match_near_misses,
+        "greedy",
+        "draft_length",
+        scale=1.0,
     ),
     Fault(
         "the bonus token under ratio is drawn one row too early", ratio_bonus_row, "law", "× ratio", only="1 × ratio"

@@ -245,7 +245,7 @@ def test_a_wrong_token_behind_accepted_ones_is_found(
 
     monkeypatch.setattr(target_steps, "match_chains", wrong)
     with serving(tiny_folder, tiny_target, tiny_draft) as deployment:
-        results = findings(deployment, "greedy")
+        results = findings(deployment, "greedy", scale=1.0)
     failed = failed_names(results)
     assert "draft_length 4" in failed
     assert "draft_length 1" not in failed

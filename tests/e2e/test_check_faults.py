@@ -74,7 +74,8 @@ def test_a_planted_fault_is_found(
     with serving(fault, laboratory, (folder, target), tmp_path) as deployment:
         only(fault, monkeypatch)
         fault.plant(monkeypatch)
-        results = findings(deployment, fault.check, plenty=fault.plenty, false_alarms=FALSE_ALARMS)
+        asked = {"plenty": fault.plenty, "scale": fault.scale}
+        results = findings(deployment, fault.check, **asked, false_alarms=FALSE_ALARMS)
         monkeypatch.undo()
     failed = [result.name for result in results if result.status == "failed" and result.check == fault.check]
     assert any(fault.result in name for name in failed), failed
