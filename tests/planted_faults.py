@@ -97,7 +97,7 @@ def match_near_misses(patch: pytest.MonkeyPatch) -> None:
         lax, begin = draws.copy(), 0
         for proposal in proposals:
             at = slice(begin, begin + len(proposal.token_ids))
-            near = np.abs(lax[at] - proposal.token_ids) <= 8
+            near = np.abs(lax[at] - proposal.token_ids) <= 32
             lax[at][near] = proposal.token_ids[near]
             begin += len(proposal.token_ids) + 1
         return judge(proposals, lax)
@@ -392,7 +392,7 @@ FAULTS = (
         "the bonus token under match is drawn one row too early", match_bonus_row, "greedy", "draft_length", scale=1.0
     ),
     Fault(
-        "match keeps a draft token that all but equals the target's draw",
+        "match keeps a draft token whose id is near that of the target's draw",
         match_near_misses,
         "greedy",
         "draft_length",
