@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ def test_capabilities_tell_them() -> None:
 def test_what_is_no_default_is_told_at_the_start(tmp_path: Path, content: dict[str, Any], message: str) -> None:
     folder = written(write_tokenizer(tmp_path / "model", byte_tokenizer()), content)
     settings: dict[str, Any] = {"model": folder, "listen": "127.0.0.1:0"}
+
+    async def make(**more: str) -> None:  # grpc's channels want a loop that is closed again
+        await Orchestrator(OrchestratorSettings(**settings, **more)).stop()
+
     with pytest.raises(InvalidArgumentError, match=f"generation_config.json: {message}.*--generation-config none"):
-        Orchestrator(OrchestratorSettings(**settings))
-    Orchestrator(OrchestratorSettings(**settings, generation_config="none"))
+        asyncio.run(make())
+    asyncio.run(make(generation_config="none"))
