@@ -207,6 +207,7 @@ def test_a_grammar_that_grows_slow_ends_its_row_alone(make: Make) -> None:
     assert not masks.any()
     with pytest.raises(InvalidArgumentError, match=r"ebnf took \d+ ms for one token; at most 1 ms are allowed"):
         slow.compile(ambiguous).result()
+    slow._limits = LONG  # a busy machine takes its time over others
     slow.compile(regex("a")).result()
     found = slow.masks(regex("a"), ints(), [[]])
     assert found is not None
