@@ -471,6 +471,7 @@ def test_features_come_in_chunks_and_errors_have_their_status(start_target: Any)
             with pytest.raises(NotFoundError, match="not open here"):
                 await read_features(worker, grant.incarnation ^ 1, [0])
             await stream.close()
+            await worker.thread.call(int)  # which takes the pages back, after the client has its status
             with pytest.raises(NotFoundError, match="not open here"):
                 await read_features(worker, grant.incarnation, [0])
         async with start_target() as worker:
