@@ -24,6 +24,9 @@ from pilotfish.v1.types_pb2 import StepRefused
 
 log = logging.getLogger(__name__)
 
+WRITE_S = 1.0
+"""How long a stream that is stopped waits for a message that is on its way."""
+
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 Step = TypeVar("Step")
@@ -151,11 +154,11 @@ class StepStreams(Generic[Step, Result]):
         peer = shortened(first.open.peer or context.peer())
         log.info("stream of %s opened with %d pages", peer, grant.page_count)
         try:
-            await context.write(self._wire.opened(grant))
+            await _write(context, self._wire.opened(grant))
             while (request := await context.read()) is not _EOF:
                 if request.WhichOneof("payload") != "step":
                     raise InvalidArgumentError("after `open`, every message of a stream must be a `step`", "payload")
-                await context.write(await self._answer(grant, request.step))
+                await _write(context, await self._answer(grant, request.step))
         finally:
             # No await here: this also runs when the call is cancelled.
             self._thread.submit(self._engine.close, grant)
@@ -181,3 +184,17 @@ class StepStreams(Generic[Step, Result]):
     def _close_abandoned(self, opening: asyncio.Future[Grant]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._thread.submit(self._engine.close, opening.result())
+
+
+async def _write(context: status.Context, message: Any) -> None:
+    """Sends a message; if the stream is stopped meanwhile, only once it has left.
+
+    grpc cannot send a status while a message is on its way: the stream would end without one, and its client would
+    wait for ever.
+    """
+    writing = asyncio.ensure_future(context.write(message))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing}, timeout=WRITE_S)  # a client that does not read holds nobody up
+        raise

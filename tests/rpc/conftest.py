@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from pilotfish.rpc.steps_service import ModelThread
 from pilotfish.steps import Capabilities, DraftResult, DraftStep, Grant, TargetResult, TargetStep
 from pilotfish.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 from target_svc import server as target_server
+
+
+async def write(call: Any, message: Any) -> None:
+    """Sends a message; where the stream has ended meanwhile, the next read says why."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(message)
 
 
 async def read_field(call: Any, field: str) -> Any:
@@ -44,11 +51,11 @@ class TargetStream:
 
     async def open(self, pages: int | None = None) -> Grant:
         opening = types_pb2.StreamOpen(page_count=pages, peer="test")
-        await self.call.write(target_pb2.ExecuteTargetRequest(open=opening))
+        await write(self.call, target_pb2.ExecuteTargetRequest(open=opening))
         return codec.grant_from_pb(await self._read("opened"))
 
     async def send(self, step: TargetStep) -> None:
-        await self.call.write(target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)))
+        await write(self.call, target_pb2.ExecuteTargetRequest(step=codec.target_step_to_pb(step)))
 
     async def receive(self) -> TargetResult:
         return codec.target_result_from_pb(await self._read("result"))
@@ -73,11 +80,11 @@ class DraftStream:
 
     async def open(self, pages: int | None = None) -> tuple[Grant, Capabilities]:
         opening = types_pb2.StreamOpen(page_count=pages, peer="test")
-        await self.call.write(draft_pb2.ExecuteDraftRequest(open=opening))
+        await write(self.call, draft_pb2.ExecuteDraftRequest(open=opening))
         return codec.draft_opened_from_pb(await read_field(self.call, "opened"))
 
     async def run(self, step: DraftStep) -> DraftResult:
-        await self.call.write(draft_pb2.ExecuteDraftRequest(step=codec.draft_step_to_pb(step)))
+        await write(self.call, draft_pb2.ExecuteDraftRequest(step=codec.draft_step_to_pb(step)))
         return codec.draft_result_from_pb(await read_field(self.call, "result"))
 
     async def close(self) -> None:
